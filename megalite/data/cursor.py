@@ -54,6 +54,15 @@ class DataCursor:
         left_out = np.cumsum([0, *(gap.num_samples for gap in self.gaps)])
         return run_indices + left_out[np.searchsorted(borders, run_indices, side="right")]
 
+    def run_index(self, data_index: int) -> int:
+        """The run index of a data index; of data that is left out, the one from which on it is."""
+        left_out = 0
+        for gap in self.gaps:
+            if data_index < gap.at + left_out + gap.num_samples:
+                return min(gap.at, data_index - left_out)
+            left_out += gap.num_samples
+        return data_index - left_out
+
     def beginning(self, run_index: int) -> int:
         """The data index of data that begins with a run index: what was left out before that was of other data."""
         return run_index + sum(gap.num_samples for gap in self.gaps if gap.at < run_index)

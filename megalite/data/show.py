@@ -115,7 +115,8 @@ def describe(samples: Samples, steps: range, sizes: BatchSizes, *, colour: bool 
 def describe_samples(samples: Samples, numbers: range, *, colour: bool = False) -> Iterator[str]:
     """Lines that show samples as text, by their numbers in the data, as events have them: those that a run has left out
     among them."""
-    whole = samples.following(replace(samples.cursor, gaps=()))
+    first = samples.cursor.beginning(samples.first)
+    whole = samples.beginning_at(first).following(replace(samples.cursor, gaps=()))
     yield from _describe_samples(whole, ((number, "") for number in numbers), colour)
 
 

@@ -47,6 +47,8 @@ def test_gaps_leave_data_out(tmp_path):
     assert later.gaps == (Gap(40, 30), Gap(60, 10))
     assert read(samples.following(later), 0, 100) == data[:40] + data[70:90] + data[100:140]
     assert later.data_index(60) == 100
+    assert [later.run_index(later.data_index(index)) for index in range(120)] == list(range(120))
+    assert [later.run_index(index) for index in (39, 40, 69, 70, 89, 90, 99, 100)] == [39, 40, 40, 40, 59, 60, 60, 60]
     assert TypeAdapter(DataCursor).validate_json(json.dumps(asdict(later)), strict=True) == later
 
 

@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from megalite.cli.data import app
+from megalite.cli.data import app, reports
 from megalite.config.batch_sizes import BatchSizes
 from megalite.config.schema import Config
+from megalite.data.cursor import DataCursor, Gap
 from megalite.data.loader import Loader
 from megalite.data.show import collect_arrays, describe, open_training_data, parse_steps
 from megalite.errors import DataError
-from tests.kit.data import prose, random_documents, write_json_lines, write_packed_folder
+from tests.kit.data import prose, random_documents, write_json_lines, write_packed_folder, write_pair
 
 SEQ_LEN = 16
 
@@ -95,6 +96,27 @@ def test_text_without_a_tokenizer_shows_ids(config_file):
         list(describe(samples, range(1, 2), BatchSizes.fixed(4)))
     arrays = collect_arrays(samples, range(1, 2), BatchSizes.fixed(4))
     assert arrays["document_ids"].dtype == np.int64
+
+
+def test_samples_behind_what_was_left_out_are_of_their_stage(tmp_path, monkeypatch):
+    """Six samples are left out behind step 1; step 3 begins a stage, with sample 14 of the data: each number is that of
+    the step which read it, and what was left out is of the stage before."""
+    tokens = tmp_path / "tokens"
+    write_pair(tokens, random_documents(90))
+    config = tmp_path / "config.yaml"
+    config.write_text(
+        f"data:\n  train:\n    - path: {tokens}\nbatch:\n  seq_len: 16\n  global_batch_size: 4\n"
+        "  stages: [{from_step: 3, seq_len: 32}]\nmodel:\n  vocab_size: 1000\ntrain:\n  steps: 6\n"
+    )
+    run_with_gap = reports.StandingRun(None, None, DataCursor(gaps=(Gap(4, 6),)))
+    monkeypatch.setattr(reports, "find_run", lambda settings: run_with_gap)
+    for step, number in ((1, 0), (2, 10), (3, 14), (5, 22)):
+        by_step = run("show", config, "--steps", f"{step}:{step + 1}").output
+        assert by_step.startswith(f"step {step}, global sample {number}: ")
+        assert run("show", config, "--samples", f"{number}:{number + 1}").output == by_step.split(", ", 1)[1]
+    for number in range(4, 10):
+        left_out = run("show", config, "--samples", f"{number}:{number + 1}").output
+        assert re.match(rf"global sample {number}: source tokens, .* of 16 labels count", left_out)
 
 
 def test_unwritable_output_is_a_message(config_file, tmp_path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from megalite.config.schema import Config
     from megalite.corpus.effects import Effect, Effects
     from megalite.corpus.inspection import DocumentGroup, Example, Inspection
+    from megalite.data.cursor import DataCursor
     from megalite.data.samples import Samples
     from megalite.data.verify import CheckPlan
 
@@ -43,11 +44,17 @@ def show(
     settings = load_run(config, overrides or [])
     sizes = batch_sizes_of(settings)
     chosen = showing.parse_samples(numbers) if numbers is not None else None
-    if chosen is not None:  # the steps that read them
-        wanted = range(sizes.steps_for(chosen.start + 1), sizes.steps_for(chosen.stop) + 1)
+    run = find_run(settings)
+    if chosen is not None:  # the steps that read them, or before which they were left out
+        first, last = (run.cursor.run_index(number) for number in (chosen.start, chosen.stop - 1))
+        wanted = range(sizes.steps_for(first + 1), sizes.steps_for(last + 1) + 1)
     stage = stage_of_steps(settings, wanted.start, wanted.stop - 1)
-    opened = showing.open_training_data(stage.config).beginning_at(sizes.first_sample(stage.first_step))
-    samples = follow_run(opened, settings)
+    if run.samples is not None and stage.number == run.stage:
+        opened, cursor = run.samples, run.cursor
+    else:
+        opened = showing.open_training_data(stage.config)
+        cursor = replace(run.cursor, shift={}, shift_from=0)  # of other data
+    samples = opened.beginning_at(sizes.first_sample(stage.first_step)).following(cursor)
     if chosen is not None:
         for line in showing.describe_samples(samples, chosen, colour=_has_colour()):
             typer.echo(line)
@@ -69,8 +76,19 @@ def _has_colour() -> bool:
     return Console().color_system is not None
 
 
-def follow_run(samples: Samples, config: Config) -> Samples:
-    """The samples of a stage as the run in a folder reads them: what it has left out is left out.
+class StandingRun(NamedTuple):
+    """The run in a folder, as its newest checkpoint has it."""
+
+    stage: int | None
+    """Number of the stage of one length that it stands in; None for a run that is new."""
+    samples: Samples | None
+    """Of that stage."""
+    cursor: DataCursor
+    """What it has left out."""
+
+
+def find_run(config: Config) -> StandingRun:
+    """The run in a config's folder; a new one, as is said, where that was over other data.
 
     Raises:
         CheckpointError: its newest checkpoint is damaged.
@@ -80,22 +98,21 @@ def follow_run(samples: Samples, config: Config) -> Samples:
     from megalite.checkpoint.format import read_manifest
     from megalite.config.length_stages import stage_of_steps
     from megalite.data import show as showing
+    from megalite.data.cursor import DataCursor
 
     newest = catalog.latest(config.run.dir)
     if newest is None:
-        return samples
+        return StandingRun(None, None, DataCursor())
     manifest = read_manifest(newest)
-    account, trained_on = manifest.progress.account, manifest.data.get("fingerprint")
-    if trained_on == samples.fingerprint:
-        return samples.following(account)
     stage = stage_of_steps(config, manifest.progress.step, manifest.progress.step)
-    if config.batch.stages and trained_on == showing.open_training_data(stage.config).fingerprint:
-        return samples.following(replace(account, shift={}, shift_from=0))  # of another stage
+    samples = showing.open_training_data(stage.config)
+    if manifest.data.get("fingerprint") == samples.fingerprint:
+        return StandingRun(stage.number, samples, manifest.progress.account)
     typer.echo(
         f"{config.run.dir} holds a run over other data, or in another order; shown is a new run of this config",
         err=True,
     )
-    return samples
+    return StandingRun(None, None, DataCursor())
 
 
 def inspect(
