@@ -42,6 +42,9 @@ class DataCursor:
     shift_from: int = 0
     """The data index of that change; what was before cannot be told from the present mixture."""
 
+    read: dict[str, int] = field(default_factory=dict)
+    """By source: samples read before that change; passes that are asked for share out what is left of the run."""
+
     def data_index(self, run_index: int) -> int:
         """The data index of a run index."""
         return run_index + sum(gap.num_samples for gap in self.gaps if gap.at <= run_index)

@@ -21,6 +21,7 @@ made, so a sample of any stage is found as fast as one of the first, and an epoc
 
 from __future__ import annotations
 
+import copy
 import heapq
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
@@ -185,13 +186,21 @@ class ShuffledMixture:
         num_stretches: int = 1,
     ):
         self._sizes = np.asarray(sizes, dtype=np.int64)
-        self.mixture = StagedMixture(stages) if stages else Mixture(weights)
+        self.mixture = self._whole = StagedMixture(stages) if stages else Mixture(weights)
         self._names = tuple(names)
         self._seed = seed
         self._ranks = ranks or {}
         self._num_stretches = num_stretches
         self.shift = np.zeros(self._sizes.size, np.int64)
         self._latest: dict[int, tuple[int, KeyedPermutation | RankedOrder]] = {}
+
+    def moved(self, shift: Sequence[int], rest: Sequence[MixStage]) -> ShuffledMixture:
+        """The order of a run whose mixture has changed: with this shift, and with stages for what is left of it, empty
+        for those of the whole."""
+        other = copy.copy(self)
+        other.shift = np.array(shift, np.int64)
+        other.mixture = StagedMixture(rest) if rest else self._whole
+        return other
 
     def locate(self, index: int) -> tuple[int, int, int]:
         """(source, epoch, position) of a global sample."""

@@ -21,9 +21,11 @@ reading it four times (Muennighoff et al. 2023, "Scaling data-constrained langua
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -88,9 +90,9 @@ def resolve_stages(
     sources: Sequence[SourceSize],
     weights: Sequence[float],
     settings: MixSettings,
-    *,
     seq_len: int,
     total_samples: int | None = None,
+    read: Mapping[str, int] = MappingProxyType({}),
 ) -> tuple[MixStage, ...]:
     """Stages of plain weights.
 
@@ -100,7 +102,9 @@ def resolve_stages(
         settings: what is said about them.
         seq_len: tokens in a sample.
         total_samples: samples of the whole run; only needed for epochs beside weights, and for shares of stages. Where
-            it is used, a run made longer is another run.
+            it is used, a run made longer has another mixture from there on.
+        read: samples of each source that the run has read when these stages begin to count: of passes that are asked
+            for they are read already.
 
     Returns:
         The stages; none when the settings are plain.
@@ -113,7 +117,7 @@ def resolve_stages(
     problems = _complaints(sources, settings, total_samples)
     if problems:
         raise DataError("\n".join(problems))
-    base = _base_weights(sources, weights, settings, total_samples)
+    base = _base_weights(sources, weights, settings, total_samples, read)
     if not settings.stages:
         return (MixStage(None, base),)
     stages, stop = [], 0
@@ -214,6 +218,34 @@ def plan_mix(
     return MixPlan(tuple(sources), seq_len, tuple(stages))
 
 
+def plan_rest(
+    consumed: Mapping[str, int],
+    drawn: Callable[[int], Mapping[str, int]],
+    stops: Sequence[int],
+    sources: Sequence[SourceSize],
+    *,
+    seq_len: int,
+    total_samples: int,
+) -> MixPlan:
+    """Count what a run will have read that goes on: the plan's first stage is what it has consumed.
+
+    Args:
+        consumed: samples of each source, also of those that it has no longer.
+        drawn: samples of each source that come before one of the run.
+        stops: samples of the run at which weights change.
+        sources: names and sizes.
+        seq_len: tokens in a sample.
+        total_samples: samples of the run.
+    """
+    at = sum(consumed.values())
+    stages = [StagePlan(0, at, tuple(consumed.get(source.name, 0) for source in sources))]
+    borders = [at, *(stop for stop in (*stops, total_samples) if at < stop <= total_samples)]
+    for start, stop in pairwise(borders):
+        before, after = drawn(start), drawn(stop)
+        stages.append(StagePlan(start, stop, tuple(after[source.name] - before[source.name] for source in sources)))
+    return MixPlan(tuple(sources), seq_len, tuple(stages))
+
+
 def render(plan: MixPlan) -> Table:
     """A plan as a table: a row for each source, a column for each stage."""
     from megalite.page.terminal import FittingTable
@@ -241,9 +273,13 @@ def render(plan: MixPlan) -> Table:
 
 
 def _base_weights(
-    sources: Sequence[SourceSize], weights: Sequence[float], settings: MixSettings, total_samples: int | None
+    sources: Sequence[SourceSize],
+    weights: Sequence[float],
+    settings: MixSettings,
+    total_samples: int | None,
+    read: Mapping[str, int],
 ) -> tuple[float, ...]:
-    """Weights of the whole run, before stages."""
+    """Weights of the whole run, or of what is left of it, before stages."""
     parts = [float(weight) for weight in weights]
     if settings.temperature is not None:
         largest = max(source.num_tokens for source in sources)  # ratios, so that no power overflows
@@ -255,13 +291,20 @@ def _base_weights(
         return tuple(parts)
     asked = [settings.epochs.get(source.name) for source in sources]
     fixed = [0.0 if epochs is None else epochs * size.num_samples for epochs, size in zip(asked, sources, strict=True)]
+    left = [max(0.0, number - read.get(size.name, 0)) for number, size in zip(fixed, sources, strict=True)]
     if all(epochs is not None for epochs in asked):
-        return tuple(fixed)
+        return tuple(left if any(left) else fixed)
     assert total_samples is not None, "it was complained of"
-    free = total_samples - sum(fixed)
-    if free <= 0:
+    total = total_samples - sum(read.values())
+    if total > 0:
+        fixed = left
+    else:  # it ends here, and nothing more is read
+        total = total_samples
+    free = total - sum(fixed)
+    if free < 0 or (free == 0 and not read):
+        asked_for = f"{sum(fixed):,.0f} samples are asked for" + (" beside those that are read" if read else "")
         raise DataError(
-            f"data.mix.epochs: {sum(fixed):,.0f} samples are asked for and the run has {total_samples:,}, which leaves "
+            f"data.mix.epochs: {asked_for} and {'the rest of ' if read else ''}the run has {total:,}, which leaves "
             "nothing for the sources without epochs; ask for fewer, or lengthen the run"
         )
     others = sum(part for part, epochs in zip(parts, asked, strict=True) if epochs is None)

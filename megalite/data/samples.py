@@ -9,8 +9,9 @@ the number of data-parallel ranks nor the step at which a run began can change w
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -21,8 +22,17 @@ from megalite.config.evaluation import validation_sets
 from megalite.config.length import derive_samples
 from megalite.config.schema import Config, SourceConfig
 from megalite.data.cursor import DataCursor
-from megalite.data.mix import InTurn, ShuffledMixture, quotas_of_blocks
-from megalite.data.mix_plan import PLAIN, MixPlan, MixSettings, SourceSize, StageSettings, plan_mix, resolve_stages
+from megalite.data.mix import InTurn, MixStage, ShuffledMixture, quotas_of_blocks
+from megalite.data.mix_plan import (
+    PLAIN,
+    MixPlan,
+    MixSettings,
+    SourceSize,
+    StageSettings,
+    plan_mix,
+    plan_rest,
+    resolve_stages,
+)
 from megalite.data.ranking import open_ranks
 from megalite.data.sample import NO_DOCUMENT, Sample, SampleRows, empty_rows, first_sample
 from megalite.data.sources import TokenizerRecord, TokenSource, open_source
@@ -60,6 +70,7 @@ class Samples:
         document_masks: bool,
         fingerprint: str,
         orders: Mapping[str, str] | None = None,
+        rest: Callable[[Mapping[str, int]], Sequence[MixStage]] | None = None,
     ):
         self.sources = tuple(sources)
         self.seq_len = seq_len
@@ -74,6 +85,7 @@ class Samples:
         self.cursor = DataCursor()
         """What the run has left out; global indices are its run indices."""
         self._order = order
+        self._rest = rest
         self._first_document = np.cumsum([0, *(source.tokens.num_documents for source in sources)]).tolist()
         self._vocab_size = self.vocab_size
         self.is_weighted = any(source.is_weighted for source in sources)  # then plain sources' labels are too
@@ -107,8 +119,9 @@ class Samples:
         """The same data in the order of a run with a cursor of its own."""
         assert isinstance(self._order, ShuffledMixture), "validation data has no mixture"
         other = copy.copy(self)
-        other.cursor, other._order = cursor, copy.copy(self._order)
-        other._order.shift = np.array([cursor.shift.get(source.name, 0) for source in self.sources], np.int64)
+        shift = [cursor.shift.get(source.name, 0) for source in self.sources]
+        rest = self._rest(cursor.read) if self._rest is not None and cursor.read else ()
+        other.cursor, other._order = cursor, self._order.moved(shift, rest)
         return other
 
     def drawn(self, run_index: int) -> dict[str, int]:
@@ -128,11 +141,15 @@ class Samples:
         ids = np.unique(np.concatenate([self.sample(index).document_ids for index in range(start, stop)]))
         return ids[ids != NO_DOCUMENT].tolist()
 
-    def plan(self, total_samples: int) -> MixPlan:
-        """What the first `total_samples` samples of a training mixture hold of each source."""
+    def plan(self, total_samples: int, consumed: Mapping[str, int] | None = None) -> MixPlan:
+        """What the first `total_samples` samples of a training mixture hold of each source; of a run that has consumed
+        some and goes on with these, what it will have read."""
         assert isinstance(self._order, ShuffledMixture), "validation data has no mixture"
-        sizes = [SourceSize(each.name, each.layout.num_samples, each.tokens.num_tokens) for each in self.sources]
-        return plan_mix(self._order.mixture, sizes, seq_len=self.seq_len, total_samples=total_samples)
+        mixture, sizes = self._order.mixture, _sizes_of(self.sources)
+        if not consumed:
+            return plan_mix(mixture, sizes, seq_len=self.seq_len, total_samples=total_samples)
+        stops = [self.cursor.run_index(stop) for stop in mixture.stops]
+        return plan_rest(consumed, self.drawn, stops, sizes, seq_len=self.seq_len, total_samples=total_samples)
 
     def identities(self, start: int, stop: int) -> np.ndarray:
         """Source number, epoch and position of global samples start..stop-1: int64 [stop - start, 3]."""
@@ -250,9 +267,10 @@ def open_samples(
         DataError: every complaint about every source, or about the mixture.
     """
     opened = _open_all(sources, seq_len, "data.train", document_masks)
-    sizes = [SourceSize(each.name, each.layout.num_samples, each.tokens.num_tokens) for each in opened]
+    sizes = _sizes_of(opened)
     weights = [config.weight for config in sources]
-    stages = resolve_stages(sizes, weights, mix, seq_len=seq_len, total_samples=total_samples)
+    rest = partial(resolve_stages, sizes, weights, mix, seq_len, total_samples)
+    stages = rest({})
     order = ShuffledMixture(
         sizes=[size.num_samples for size in sizes],
         weights=weights,
@@ -274,6 +292,7 @@ def open_samples(
         document_masks=document_masks,
         fingerprint=fingerprint,
         orders={name: f"ranked {found}, {mix.rank_stretches} stretches" for name, found in hashes.items()},
+        rest=rest if mix.epochs else None,
     )
 
 
@@ -317,6 +336,10 @@ def open_validation_sets(sources: Sequence[SourceConfig], *, seq_len: int, docum
         name: _in_turn([opened[number] for number in numbers], seq_len, document_masks)
         for name, numbers in validation_sets(sources).items()
     }
+
+
+def _sizes_of(sources: Sequence[TokenSource]) -> list[SourceSize]:
+    return [SourceSize(each.name, each.layout.num_samples, each.tokens.num_tokens) for each in sources]
 
 
 def _turns_of(weights: Sequence[float]) -> list[int]:

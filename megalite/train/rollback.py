@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from megalite.checkpoint import catalog
+from megalite.checkpoint.data_so_far import remix
 from megalite.checkpoint.format import Progress
 from megalite.checkpoint.precision_state import load_state
 from megalite.checkpoint.retention import point_at_best
@@ -68,11 +69,14 @@ def go_back(
     then = start.progress
     drawn: dict[str, int] = {}
     account = replace(now.account, gaps=tuple(gap for gap in now.account.gaps if gap.at <= then.num_samples))
+    has_changed = account.data_index(then.num_samples) < account.shift_from
     if skip_samples is not None:
-        stop = now.account.data_index(now.num_samples - 1) + 1 + skip_samples
-        account = account.leave_out(then.num_samples, stop)
+        stop = now.account.data_index(now.num_samples - 1) + 1
         drawn = add_counts(now.consumed, now.account.left_out)  # also of sources that the mixture has no longer
-    elif account.data_index(then.num_samples) < account.shift_from:  # of a mixture before: what it read comes in ours
+        if has_changed and run.config.data.mix.epochs:  # of the passes more are left than there were at the change
+            account = remix(account.leave_out(then.num_samples, stop), samples, then, drawn)
+        account = account.leave_out(then.num_samples, stop + skip_samples)
+    elif has_changed:  # what was read under another mixture comes again in this one
         account = then.account
     samples = samples.following(account)
     drawn = {**drawn, **samples.drawn(then.num_samples)}

@@ -13,13 +13,12 @@ from megalite.architecture.architecture import Architecture
 from megalite.architecture.weights import Rectangle, Weight
 from megalite.checkpoint import catalog
 from megalite.checkpoint.averaged_weights import model_weights
+from megalite.checkpoint.data_so_far import go_on_with_data
 from megalite.checkpoint.format import MANIFEST, Progress, stored_model
 from megalite.checkpoint.reader import CheckpointReader
 from megalite.config.fill import scales_in_words
 from megalite.config.model_match import match
 from megalite.config.schema import Config
-from megalite.data.cursor import DataCursor, add_counts
-from megalite.data.samples import Samples
 from megalite.errors import CheckpointError, ConversionError, UserError
 from megalite.model.initialize import FreshWeights, WeightSource, WithFreshPredictions
 from megalite.model.lora import WithAdaptersAdded, WithFreshAdapters, without_lora
@@ -148,9 +147,10 @@ def open_checkpoint(folder: Path, stages: Sequence[ReadyStage], origin: str, dam
     reader = CheckpointReader(folder)
     step = reader.manifest.progress.step
     stage = next((each for each in reversed(stages) if each.plan.first_step <= step), stages[0])
-    progress, remixed = _go_on_with_data(reader, stage.samples)
+    progress, remixed = go_on_with_data(folder, reader.manifest, stage.samples)
     if step == stage.plan.last_step and stage is not stages[-1]:
-        progress = replace(progress, account=replace(progress.account, shift={}, shift_from=0))  # other data comes next
+        account = replace(progress.account, shift={}, shift_from=0, read={})  # other data comes next
+        progress = replace(progress, account=account)
     moments: dict[str, WeightSource] = {key: reader.source(key) for key in state_kinds()}
     theirs = stored_model(reader.folder, reader.manifest)
     _require_scales(folder, theirs, stage.plan.model)
@@ -200,39 +200,6 @@ def _damage(folder: Path, first: int, stride: int) -> list[str]:
         return CheckpointReader(folder).verify(first, stride)
     except CheckpointError as error:
         return [str(error)]
-
-
-def _go_on_with_data(reader: CheckpointReader, samples: Samples) -> tuple[Progress, bool]:
-    """How far a run has come with its data, and whether the mixture is another from here on.
-
-    Raises:
-        CheckpointError: the data itself is not what the run was trained on.
-    """
-    progress, data = reader.manifest.progress, reader.manifest.data
-    trained_on = data.get("fingerprint")
-    if trained_on in (None, samples.fingerprint):
-        if sum(progress.consumed.values()) != progress.num_samples:  # written before there were accounts
-            progress = replace(progress, consumed=samples.following(DataCursor()).drawn(progress.num_samples))
-        return progress, False
-    former = data.get("sources", {})
-    changed = [each.name for each in samples.sources if former.get(each.name, each.fingerprint) != each.fingerprint]
-    if changed or not former:
-        raise CheckpointError(
-            f"{reader.folder}: trained on data with fingerprint {trained_on}, data.train now has "
-            f"{samples.fingerprint}{f' (another {changed[0]})' if changed else ''}; put the data back, or start a new "
-            f"run from these weights: run.dir=NEW train.init_from={reader.folder}"
-        )
-    orders = data.get("orders", {})  # of checkpoints that are older, nobody knows
-    if reordered := [name for name, order in samples.orders.items() if orders.get(name, order) != order]:
-        raise CheckpointError(
-            f"{reader.folder}: {reordered[0]} was read in another order; data.mix.ranks and rank_stretches of a source "
-            "may not change in mid-run, or an epoch would have samples twice and leave others out; put them back, or "
-            f"start a new run from these weights: run.dir=NEW train.init_from={reader.folder}"
-        )
-    drawn = add_counts(progress.consumed, progress.account.left_out)
-    at = progress.num_samples
-    unshifted = samples.following(replace(progress.account, shift={}))
-    return replace(progress, account=progress.account.remix(at, drawn, unshifted.drawn(at))), True
 
 
 def _open_weights(

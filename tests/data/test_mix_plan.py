@@ -27,8 +27,8 @@ SEQ_LEN = 10
 SOURCES = (SourceSize("web", 8000, 80_000), SourceSize("books", 1000, 10_000), SourceSize("code", 1000, 9_000))
 
 
-def resolve(weights=(1, 1, 1), *, total_samples: int | None = None, **said) -> tuple[MixStage, ...]:
-    return resolve_stages(SOURCES, weights, MixSettings(**said), seq_len=SEQ_LEN, total_samples=total_samples)
+def resolve(weights=(1, 1, 1), *, total_samples: int | None = None, read=None, **said) -> tuple[MixStage, ...]:
+    return resolve_stages(SOURCES, weights, MixSettings(**said), SEQ_LEN, total_samples, read or {})
 
 
 def shares(stage: MixStage) -> list[float]:
@@ -37,6 +37,21 @@ def shares(stage: MixStage) -> list[float]:
 
 def plan_of(stages: tuple[MixStage, ...], total_samples: int) -> MixPlan:
     return plan_mix(StagedMixture(stages), SOURCES, seq_len=SEQ_LEN, total_samples=total_samples)
+
+
+def test_passes_that_are_left():
+    """Of a run that is made longer: 1000 of 2000 samples of books are read, or more than all; web has the rest."""
+    for read, books in ((1000, 1000), (3000, 0)):
+        done = {"web": 4000, "books": read, "gone": 1000}
+        (stage,) = resolve((1, 1, 1), total_samples=20_000, epochs={"books": 2.0, "code": 1}, read=done)
+        rest = 20_000 - sum(done.values())
+        assert shares(stage) == pytest.approx([(rest - books - 1000) / rest, books / rest, 1000 / rest])
+    with pytest.raises(DataError, match="1,000 samples are asked for beside those that are read and the rest"):
+        resolve(total_samples=5999, epochs={"books": 2.0}, read={"web": 4000, "books": 1000})
+    (ended,) = resolve(total_samples=5000, epochs={"books": 2.0}, read={"web": 4000, "books": 1000})
+    assert shares(ended)[1] == pytest.approx(2000 / 5000)
+    (all_asked,) = resolve(epochs={"web": 1, "books": 2, "code": 1}, read={"web": 2000, "books": 2000})
+    assert shares(all_asked) == pytest.approx([6 / 7, 0, 1 / 7])
 
 
 def test_nothing_said_is_no_stage():

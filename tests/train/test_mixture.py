@@ -8,8 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from megalite.checkpoint.reader import CheckpointReader
+from megalite.cli.data import app
 from megalite.config.load import load_config
 from megalite.config.schema import Config
 from megalite.config.sections.data import MixConfig
@@ -27,15 +29,15 @@ from tests.train.forked import launch
 BATCH = 4
 
 
-def config_of(folder: Path, **weights: float) -> Config:
-    """A run of eight steps over sources with these weights."""
+def config_of(folder: Path, *, steps: int = 8, mix: dict | None = None, **weights: float) -> Config:
+    """A run over sources with these weights."""
     sources = []
     for number, (name, weight) in enumerate(weights.items()):
         if not (folder / name).exists():
             write_packed_folder(folder / name, random_documents(100, longest=40, seed=number), seq_len=32)
         sources.append({"path": str(folder / name), "weight": weight})
-    data = {"train": sources, "valid": []}
-    return load_config(write_run(folder, data=data, parallel={"tp": 1, "zero_stage": 0}, train={"steps": 8}))
+    data = {"train": sources, "valid": [], "mix": mix or {}}
+    return load_config(write_run(folder, data=data, parallel={"tp": 1, "zero_stage": 0}, train={"steps": steps}))
 
 
 def test_every_source_goes_on_where_it_stood(tmp_path):
@@ -144,6 +146,24 @@ def test_going_back_to_before_a_change(tmp_path, skip, weights):
         left_out = sum(identity.source == name for identity in history["left out"])
         assert progress.account.left_out.get(name, 0) == left_out, name
         assert progress.consumed.get(name, 0) == len(own) - left_out, name
+
+
+def test_passes_of_a_run_that_is_made_longer(tmp_path):
+    """From 4 steps to 6, where it goes back to step 2, and to 8: a source is read as often as asked for in all of it,
+    and `data mix-plan` knows it."""
+    size = open_training_samples(config_of(tmp_path, books=1)).num_samples_per_epoch
+    for steps in (4, 6, 8):
+        config = config_of(tmp_path, steps=steps, mix={"epochs": {"books": 6 / size}}, web=1, books=1)
+        for asked in (6, 8):
+            result = CliRunner().invoke(app, ["mix-plan", str(tmp_path / "config.yaml"), f"train.steps={asked}"])
+            (row,) = (line for line in result.output.splitlines() if "books" in line and "\u2502" in line)
+            assert f" {6 * 32} " in row
+        if steps == 4:
+            assert launch(config, 1, stop_after=2) == EXIT_REQUEUE
+        assert launch(config, 1, prepare=partial(go_back_in_step_5, 0)) == EXIT_DONE
+        progress = CheckpointReader(config.run.dir / f"checkpoints/step-{steps:07d}").manifest.progress
+        assert progress.consumed == {"web": steps * BATCH - 6, "books": 6}
+    assert sum(progress.account.left_out.values()) == 3 * BATCH
 
 
 def go_back_in_step_5(skip: int | None) -> None:

@@ -20,9 +20,12 @@ from megalite.cli.data.options import (
     report_console,
     working,
 )
+from megalite.errors import UserError
 
 if TYPE_CHECKING:
     from megalite.corpus.prepare import FinishedStation
+    from megalite.data.mix_plan import MixPlan
+    from megalite.data.samples import Samples
 
 
 class RunnerKind(str, Enum):
@@ -75,6 +78,7 @@ def mix_plan(
     overrides: Annotated[list[str] | None, typer.Argument(help="section.key=value ...")] = None,
 ) -> None:
     """Show how many tokens of each source a run will read, stage by stage, and how often each source is repeated."""
+    from megalite.checkpoint import catalog
     from megalite.config.batch_sizes import batch_sizes
     from megalite.config.length_stages import length_stages
     from megalite.data.mix_plan import render
@@ -83,9 +87,30 @@ def mix_plan(
 
     settings = load_run(config, overrides or [])
     sizes = batch_sizes(settings.batch)
-    for stage in length_stages(settings):
+    newest, stages = catalog.latest(settings.run.dir), length_stages(settings)
+    for stage in stages:
         num_samples = sizes.first_sample(stage.last_step + 1) - sizes.first_sample(stage.first_step)
-        report_console().print(render(open_training_samples(stage.config).plan(num_samples)))
+        samples = open_training_samples(stage.config)
+        plan = samples.plan(num_samples)
+        if newest is not None and len(stages) == 1:
+            plan = _plan_on(newest, samples, num_samples) or plan
+        report_console().print(render(plan))
+    if newest is not None and len(stages) > 1:
+        typer.echo(f"this is a run from its beginning; what the one in {settings.run.dir} has read is not looked at")
+
+
+def _plan_on(checkpoint: Path, samples: Samples, total_samples: int) -> MixPlan | None:
+    """What a run reads that goes on from a checkpoint, and has said so; None where it cannot."""
+    from megalite.checkpoint.data_so_far import go_on_with_data
+    from megalite.checkpoint.format import read_manifest
+
+    try:
+        progress, _ = go_on_with_data(checkpoint, read_manifest(checkpoint), samples)
+    except UserError as error:
+        typer.echo(f"{error}\nshown is a new run of this config", err=True)
+        return None
+    typer.echo(f"the run goes on from {checkpoint}; stage 1 is the {progress.num_samples:,} sequences that it has read")
+    return samples.following(progress.account).plan(total_samples, progress.consumed)
 
 
 @contextmanager
