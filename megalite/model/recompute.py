@@ -42,6 +42,10 @@ COMPILED_BUDGET = 0.9
 products: 0.64 of eager's bytes (0.80 at 1), in no more time, because what is redone is fused into what needs it. At 0.5
 it redoes products too."""
 
+VARIANTS = 64
+"""Graphs of one block's code: kinds of blocks, lengths of sequences, with gradients and without. Torch gives up after 8
+by itself and runs the rest eagerly, and then a block that is recomputed in its graph would keep all that is in it."""
+
 PRODUCTS = ("linear", "mm", "matmul", "einsum", "conv", "product")
 """In the names of operations that multiply matrices, ours too."""
 
@@ -81,13 +85,14 @@ def compile_blocks(
     """Compile blocks in place and return how to run them, each as it says.
 
     The compiler itself decides what to keep, so `none` is as frugal as `selective`. Shapes are compiled in, but for the
-    number of documents, which differs from batch to batch.
+    number of documents, which differs from batch to batch. Torch may make `VARIANTS` of any function from then on.
     """
     run_once, run_twice = choose_recompute("none"), choose_recompute("full", context, store)
 
     def is_redone_in_graph(block: Block) -> bool:
         return block.recompute == "full" and block.is_one_graph and store is None
 
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, VARIANTS)
     for block in blocks:
         block.compile(dynamic=False, backend=_keep_inputs if is_redone_in_graph(block) else _compile_within_budget)
 

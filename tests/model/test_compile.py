@@ -165,6 +165,21 @@ def test_full_recomputation_in_a_graph_leaves_out_the_last_product():
     assert breaks > 0
 
 
+def count_sizes() -> int:
+    """Graphs that blocks are compiled to which see micro-batches of nine sizes."""
+    make_no_kernels()
+    stage = make_stage(tiny_model(**SETTINGS, num_layers=1), dtype=torch.float32, recompute="full")
+    stage.compile_blocks()
+    for count in range(1, 10):
+        run_stage(stage, make_batch(count=count)).backward()
+    return torch._dynamo.utils.counters["stats"]["unique_graphs"]
+
+
+def test_blocks_of_many_sizes_are_compiled():
+    """Torch stops at eight, without a word to whoever trains."""
+    assert run_ranks(count_sizes, 1) == [9]
+
+
 def noting(passes: list[str], name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """The function, which notes its name when it is called."""
 
