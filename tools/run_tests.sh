@@ -11,7 +11,7 @@ python=$1
 shift
 
 # By measured times: all lanes take about as long. The last one has what is named in neither of these.
-waiting=(slurm faults stations cli report tokenizer data corpus fuzz end_to_end monitor sweeps ladder studies)
+waiting=(slurm faults stations cli report tokenizer data corpus fuzz end_to_end monitor sweeps ladder studies planner)
 computing=(stand_in model train layers optim parallel)
 waiting=("${waiting[@]/#/tests/}") computing=("${computing[@]/#/tests/}")
 
