@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Collection
 from typing import Any
 
 import orjson
@@ -12,7 +12,7 @@ EXACT_BELOW = 2.0**63
 """Floats of at least this size may have been whole numbers with other digits."""
 
 
-def loads(content: bytes, names: Iterable[str]) -> Any:
+def loads(content: bytes, names: Collection[str]) -> Any:
     """What orjson makes of it, with the fields of these names as they are written; in an array, those of each group.
 
     Raises:
@@ -42,7 +42,8 @@ def with_field(content: str, name: str, value: Any) -> str:
     added = orjson.dumps({name: value}).decode()
     if content in ("", "{}"):
         return added
-    if orjson.dumps(name).decode() in content:
+    is_plain = content.startswith("{") and content.endswith("}") and content[1:-1].strip() and "\\u" not in content
+    if not is_plain or orjson.dumps(name).decode() in content:
         return json.dumps({**json.loads(content), **json.loads(added)}, ensure_ascii=False)
     return f"{content[:-1]},{added[1:]}"
 

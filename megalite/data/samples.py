@@ -317,7 +317,7 @@ def open_training_samples(config: Config) -> Samples:
 def open_validation_samples(sources: Sequence[SourceConfig], *, seq_len: int, document_masks: bool) -> Samples:
     """Open the validation data: every source from its start, in a fixed order; weights do not matter.
 
-    Past the last sample it begins again, as epoch 1: read `num_samples_per_epoch` samples at most.
+    Past the last sample it begins again, as epoch 1: no label counts from there on (`Batch.up_to`).
 
     Raises:
         DataError: every complaint about every source.

@@ -8,8 +8,10 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from megalite.architecture.activations import ACTIVATIONS
 from megalite.architecture.architecture import BlockSpec, FeedForwardSpec
 from megalite.architecture.attentions import ATTENTIONS
+from megalite.architecture.norms import NORMS
 from megalite.layers.attention import attend_by_document, takes_sinks
 from megalite.layers.attention_dropout import DroppingAttention
 from megalite.layers.documents import Documents
@@ -87,10 +89,13 @@ def _is_one_graph(stage: StageSpec, block: BlockSpec) -> bool:
     """Whether the compiler surely makes one graph of a dense block, in which nothing counts how often it is run."""
     model, parts, attention = stage.model, stage.parts, block.attention
     is_plain = parts.precision is ONE_FORMAT and parts.mlp_chunk_tokens is None and stage.cp.size == 1
-    has_kernel = parts.attend is not attend_by_document and ATTENTIONS[model.attention].function is None
+    has_kernel = parts.attend is not attend_by_document
     is_spelled_out = model.attention_dropout > 0.0 or attention.soft_cap is not None
     is_spelled_out |= attention.sinks and not takes_sinks(parts.attend)
-    return isinstance(block.feed_forward, FeedForwardSpec) and is_plain and has_kernel and not is_spelled_out
+    if not isinstance(block.feed_forward, FeedForwardSpec) or ATTENTIONS.is_brought(model.attention):
+        return False
+    is_ours = not NORMS.is_brought(block.norm) and not ACTIVATIONS.is_brought(block.feed_forward.activation)
+    return is_plain and is_ours and has_kernel and not is_spelled_out
 
 
 Layer = Callable[[Tensor], Tensor]

@@ -13,6 +13,7 @@ import pytest
 from megalite.cli.main import main
 from megalite.corpus.corpus import Corpus
 from megalite.corpus.documents import add_numbers, read_numbers
+from megalite.corpus.exact_json import with_field
 from megalite.corpus.near.settings import NearDedupConfig
 from megalite.corpus.recipe import CleanConfig, DocumentSource
 from megalite.corpus.scoring.settings import PerplexityConfig
@@ -126,3 +127,11 @@ def test_languages_are_counted(tmp_path):
     kept = clean(corpus_of(path), tmp_path / "de", CleanConfig(language={"keep": ["de"]})).manifest.counts
     assert (kept["languages"], kept["documents"]) == ({"de": 1, "en": 3}, 1)
     assert kept["rejected"] == {"empty": 1, "language": 3}
+
+
+@pytest.mark.parametrize("content", ['{"a":1}\n', " {}", "{ }", '{"a": 1} ', '{"\\u0061":1}', '{"a":1}', "{}", ""])
+def test_a_field_is_added_to_any_object(content):
+    """Also to one that somebody else has written."""
+    found = json.loads(with_field(content, "a", 2))
+    assert found == {"a": 2}
+    assert json.loads(with_field(content, "b", 2)) == {**json.loads(content or "{}"), "b": 2}
