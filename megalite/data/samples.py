@@ -282,15 +282,15 @@ def open_samples(
     )
     turns = [[stage.stop, _turns_of(stage.weights)] for stage in stages] or _turns_of(weights)
     hashes = {sizes[number].name: xxhash.xxh3_128_hexdigest(own.data) for number, own in ranks.items()}
-    ranked = "".join(f"/{name} ranked {found}" for name, found in hashes.items())
-    ranked += f"/{mix.rank_stretches}" if ranked else ""
-    fingerprint = _fingerprint(opened, f"shuffled/{seed}/{turns}/{document_masks}{ranked}")
+    told = "".join(f"/{name} ranked {found}" for name, found in hashes.items())
+    told += f"/{mix.rank_stretches}" if told else ""
+    told += f"/{stages}" if mix.epochs else ""  # of passes what is left depends on, not on their ratios alone
     return Samples(
         opened,
         order,
         seq_len=seq_len,
         document_masks=document_masks,
-        fingerprint=fingerprint,
+        fingerprint=_fingerprint(opened, f"shuffled/{seed}/{turns}/{document_masks}{told}"),
         orders={name: f"ranked {found}, {mix.rank_stretches} stretches" for name, found in hashes.items()},
         rest=rest if mix.epochs else None,
     )

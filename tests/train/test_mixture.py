@@ -166,6 +166,17 @@ def test_passes_of_a_run_that_is_made_longer(tmp_path):
     assert sum(progress.account.left_out.values()) == 3 * BATCH
 
 
+def test_more_passes_of_all_sources_are_another_mixture(tmp_path):
+    """Though their ratios are the same: what is left of them, once some are read, is not."""
+    found = [
+        open_training_samples(
+            config_of(tmp_path, mix={"epochs": {"books": n, "web": 2 * n}}, web=1, books=1)
+        ).fingerprint
+        for n in (1, 2, 1)
+    ]
+    assert found[0] == found[2] != found[1]
+
+
 def go_back_in_step_5(skip: int | None) -> None:
     """Let a component want it, once."""
     as_usual, times = TrainingLoop._wish, []
