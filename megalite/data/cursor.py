@@ -87,6 +87,10 @@ class DataCursor:
         shift = {name: drawn.get(name, 0) - count for name, count in would_have.items()}
         return replace(self, shift=shift, shift_from=self.data_index(run_index))
 
+    def of_other_data(self) -> DataCursor:
+        """The cursor of a run that goes on with data of which it has drawn nothing."""
+        return replace(self, shift={}, shift_from=0, read={})
+
 
 def add_counts(one: dict[str, int], two: dict[str, int]) -> dict[str, int]:
     """Samples of each source in both together."""

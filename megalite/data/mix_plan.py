@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from megalite.data.mix import MixStage, Mixture, StagedMixture
+from megalite.data.mix import ROUNDED_BY, MixStage, Mixture, StagedMixture
 from megalite.errors import DataError
 
 if TYPE_CHECKING:
@@ -301,6 +301,8 @@ def _base_weights(
     else:  # it ends here, and nothing more is read
         total = total_samples
     free = total - sum(fixed)
+    if read and 0 > free >= -_rounding(asked, sources):
+        free = 0.0
     if free < 0 or (free == 0 and not read):
         asked_for = f"{sum(fixed):,.0f} samples are asked for" + (" beside those that are read" if read else "")
         raise DataError(
@@ -311,6 +313,12 @@ def _base_weights(
     return tuple(
         free * part / others if epochs is None else own for part, epochs, own in zip(parts, asked, fixed, strict=True)
     )
+
+
+def _rounding(asked: Sequence[float | None], sources: Sequence[SourceSize]) -> float:
+    """Samples by which a run may have read fewer of the passes that are asked for than it was to by then."""
+    whole = sum(size.num_samples * epochs for epochs, size in zip(asked, sources, strict=True) if epochs is not None)
+    return whole * ROUNDED_BY + len(sources)
 
 
 def _complaints(sources: Sequence[SourceSize], settings: MixSettings, total_samples: int | None) -> list[str]:

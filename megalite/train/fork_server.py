@@ -30,6 +30,7 @@ from typing import Any, NoReturn
 
 from megalite.errors import EXIT_FAULT, StartError, UserError
 from megalite.host import open_missing_streams
+from megalite.train.imports import import_all
 from megalite.train.signals import PARENT_VARIABLE, end_with_parent, held
 
 SERVER = "megalite.train.fork_server"
@@ -53,12 +54,6 @@ FORK_VARIABLE = "MEGALITE_FORK"
 
 GPU_CHECK = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 """Asked whether there is a GPU, PyTorch then does not begin to use it."""
-
-IMPORTS = (
-    *("megalite.engine.build", "megalite.data.gather", "megalite.train.open_run", "megalite.train.loop"),
-    *("megalite.trial", "torch._dynamo"),
-)
-"""What every rank needs. The compiler is among it, because torch.optim asks for it."""
 
 POLL_SECONDS = 0.02
 
@@ -221,7 +216,7 @@ def _is_running(process_number: int) -> bool:
 def serve(link: socket.socket) -> dict[str, Any]:
     """Import, then fork a rank for each request, until the command ends; returns the request in the forked process."""
     if not is_anew():
-        _import_all()
+        import_all()
     _say(link, {"ready": True})
     running: set[int] = set()
     while True:
@@ -242,18 +237,6 @@ def serve(link: socket.socket) -> dict[str, Any]:
             if ended:
                 running.remove(number)
                 _say(link, {"ended": number, "code": os.waitstatus_to_exitcode(status)})
-
-
-def _import_all() -> None:
-    """Import what ranks need, and keep it shared: it is no garbage, and a rank that looked through it for some would
-    copy all of it."""
-    import gc
-
-    for name in IMPORTS:
-        import_module(name)
-    import_module("megalite.data.gather").warm_up()
-    gc.collect()
-    gc.freeze()
 
 
 def _fork() -> int:

@@ -149,8 +149,7 @@ def open_checkpoint(folder: Path, stages: Sequence[ReadyStage], origin: str, dam
     stage = next((each for each in reversed(stages) if each.plan.first_step <= step), stages[0])
     progress, remixed = go_on_with_data(folder, reader.manifest, stage.samples)
     if step == stage.plan.last_step and stage is not stages[-1]:
-        account = replace(progress.account, shift={}, shift_from=0, read={})  # other data comes next
-        progress = replace(progress, account=account)
+        progress = replace(progress, account=progress.account.of_other_data())
     moments: dict[str, WeightSource] = {key: reader.source(key) for key in state_kinds()}
     theirs = stored_model(reader.folder, reader.manifest)
     _require_scales(folder, theirs, stage.plan.model)

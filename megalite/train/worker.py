@@ -25,6 +25,7 @@ from megalite.host import total_bytes
 from megalite.plugins import place_of
 from megalite.train.failures import error_path, leave_error
 from megalite.train.heartbeat import Heartbeat, beat_path
+from megalite.train.imports import import_all
 from megalite.train.place import BEATS_VARIABLE, RENDEZVOUS_VARIABLE, Place, given_place
 from megalite.train.run_folder import LOGS
 from megalite.train.signals import StopRequest
@@ -176,6 +177,7 @@ def _train(config: Config, place: Place, stop: StopRequest, heartbeat: Heartbeat
             check_fit(stage.config, stage.plan, place.local_ranks, memory=memory, cores=cores)
     if "megalite.train.loop" not in sys.modules:  # else a fork server has imported all
         start_up.say(IMPORTING)
+        import_all()
 
     from megalite.engine.build import DTYPES
     from megalite.engine.runtime import disconnect_processes, set_determinism

@@ -47,7 +47,9 @@ def test_passes_that_are_left():
         rest = 20_000 - sum(done.values())
         assert shares(stage) == pytest.approx([(rest - books - 1000) / rest, books / rest, 1000 / rest])
     with pytest.raises(DataError, match="1,000 samples are asked for beside those that are read and the rest"):
-        resolve(total_samples=5999, epochs={"books": 2.0}, read={"web": 4000, "books": 1000})
+        resolve(total_samples=5990, epochs={"books": 2.0}, read={"web": 4000, "books": 1000})
+    (rounded,) = resolve(total_samples=5999, epochs={"books": 2.0}, read={"web": 4000, "books": 1000})
+    assert shares(rounded) == [0, 1, 0], "a sample less than is asked for, by the rounding of what was read"
     (ended,) = resolve(total_samples=5000, epochs={"books": 2.0}, read={"web": 4000, "books": 1000})
     assert shares(ended)[1] == pytest.approx(2000 / 5000)
     (all_asked,) = resolve(epochs={"web": 1, "books": 2, "code": 1}, read={"web": 2000, "books": 2000})

@@ -17,7 +17,8 @@ import pytest
 
 from megalite.errors import EXIT_FAULT, StartError, UserError
 from megalite.train import fork_server
-from megalite.train.fork_server import IMPORTS, ForkedRank, ForkServer
+from megalite.train.fork_server import ForkedRank, ForkServer
+from megalite.train.imports import IMPORTS
 from tests.kit.paths import ROOT
 from tests.kit.runs import clean_environment, metrics, write_run
 
@@ -261,7 +262,7 @@ for name in ("is_available", "device_count", "init", "_lazy_init", "current_devi
     setattr(torch.cuda, name, touched)
 from importlib import import_module
 from megalite.train import fork_server
-from megalite.train.fork_server import IMPORTS
+from megalite.train.imports import IMPORTS
 for name in IMPORTS:
     import_module(name)
 """

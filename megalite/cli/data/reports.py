@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
@@ -53,7 +52,7 @@ def show(
         opened, cursor = run.samples, run.cursor
     else:
         opened = showing.open_training_data(stage.config)
-        cursor = replace(run.cursor, shift={}, shift_from=0)  # of other data
+        cursor = run.cursor.of_other_data()
     samples = opened.beginning_at(sizes.first_sample(stage.first_step)).following(cursor)
     if chosen is not None:
         for line in showing.describe_samples(samples, chosen, colour=_has_colour()):
