@@ -14,6 +14,8 @@ import torch
 
 from tests.kit.slow import slow_tests
 
+gc.disable()  # until all tests are there: what is imported is no garbage
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fuzz", type=int, default=200, help="cases of each kind in tests/fuzz")
@@ -42,9 +44,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What is there now stays, and is half a million objects: no search for garbage has to look at them again."""
-    gc.collect()
+    """What is there now stays, and is a million objects: no search for garbage has to look at them."""
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)

@@ -255,6 +255,7 @@ def test_three_axes_and_a_person(tmp_path, cluster, undisturbed, monkeypatch):
         }
         run = Launched(tmp_path / "axes", cluster, sections, ranks_per_node=2, spares=1)
         run.wait_for_step(1, attempt=1)
+        run.inject(0, "hold")  # or the run is over before all is seen
         nodes = [run.node_of_rank(rank) for rank in range(8)]
         assert nodes == [node for node in run.state["nodes"] for _ in range(2)]
         leaves = [int(node[-2:]) % 2 for node in nodes]
@@ -262,6 +263,7 @@ def test_three_axes_and_a_person(tmp_path, cluster, undisturbed, monkeypatch):
         assert len(set(nodes)) == 4
         listening = {address for rank in range(8) for address in _listens_on(run.rank_process(rank))}
         assert len(listening) == 4, listening  # one of each node: gloo's, and on the first one also the store's
+        run.release()
         assert run.wait_for_end() == "finished", run.log()
         found, expected = metrics(run.folder.run_dir), metrics(undisturbed())[:NUM_STEPS_OF_EIGHT]
         assert [row["tokens"] for row in found] == [row["tokens"] for row in expected]

@@ -5,7 +5,9 @@ raise   the training loop gets an exception
 hold    the training loop stands still for a while, until it is asked to stop, or FOLDER/release is there; the heart
         goes on beating
 
-The rank that SLOW_RANK_VARIABLE names has a slow device, as far as its timed products tell.
+The rank that SLOW_RANK_VARIABLE names has a slow device, as far as its timed products tell. A step takes STEP_SECONDS
+at least, so that a test can strike before the last one, by sleeping: these runs have many steps, and others need the
+cores.
 """
 
 from __future__ import annotations
@@ -16,10 +18,13 @@ import signal
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 FOLDER_VARIABLE = "MEGALITE_TEST_FAULTS"
 
 SLOW_RANK_VARIABLE = "MEGALITE_TEST_SLOW_RANK"
+
+STEP_SECONDS = 0.3
 
 LARGE_PRODUCT = 768
 
@@ -66,12 +71,28 @@ def _wait_for_fault(path: Path, main_thread: int) -> None:
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(main_thread), ctypes.py_object(ArithmeticError))
 
 
+def _keep_pace() -> None:
+    """From now on no step is over sooner than `STEP_SECONDS` after it began."""
+    from megalite.train.loop import TrainingLoop
+
+    step = TrainingLoop._train_step
+
+    def paced(loop: TrainingLoop, *arguments: Any) -> Any:
+        ends = time.monotonic() + STEP_SECONDS
+        found = step(loop, *arguments)
+        time.sleep(max(0.0, ends - time.monotonic()))
+        return found
+
+    TrainingLoop._train_step = paced  # type: ignore[method-assign]
+
+
 def install() -> None:
     """Listen for faults from now on, in a rank's main thread."""
     if "RANK" not in os.environ or "MEGALITE_ATTEMPT" not in os.environ:
         return
     path = Path(os.environ[FOLDER_VARIABLE]) / f"fault-{os.environ['RANK']}"
     signal.signal(HOLD, _hold)
+    _keep_pace()
     threading.Thread(target=_wait_for_fault, args=(path, threading.get_ident()), daemon=True).start()
     if os.environ.get(SLOW_RANK_VARIABLE) == os.environ["RANK"]:
         from megalite.train.components import straggler_timer
