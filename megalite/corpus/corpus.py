@@ -18,7 +18,7 @@ import xxhash
 
 from megalite.corpus.documents import Document, Rejected
 from megalite.corpus.reading.brought import brought_fingerprint, brought_pieces
-from megalite.corpus.reading.files import FilePiece, data_suffix
+from megalite.corpus.reading.files import FilePiece, data_suffix, walk
 from megalite.corpus.reading.hub import local_files, located, num_parts, plan_dataset
 from megalite.corpus.reading.python_library import list_python_files
 from megalite.corpus.reading.readers import READERS
@@ -221,7 +221,7 @@ def _matching_files(root: Path, include: Sequence[str]) -> list[Path]:
     seen: set[str] = set()
     starts = [root]
     for start in starts:  # gets longer on the way
-        for folder, subfolders, names in os.walk(start):
+        for folder, subfolders, names in walk(start):
             real = os.path.realpath(folder)
             subfolders[:] = [] if real in seen else sorted(name for name in subfolders if not name.startswith("."))
             if real not in seen:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import errno
 import io
+import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from megalite.corpus.documents import BatchBuilder
 from megalite.corpus.reading.decompression import DECODERS, Content
 from megalite.corpus.reading.remote import open_remote
 from megalite.corpus.source import DocumentSource, file_name, is_url
-from megalite.errors import UserError
+from megalite.errors import DataError, UserError
 
 BUFFER_BYTES = 1 << 20
 
@@ -76,6 +77,25 @@ def is_machine_fault(error: Exception) -> bool:
     if isinstance(error, MemoryError):  # Arrow's is one of Arrow's own errors, too
         return True
     return isinstance(error, OSError) and error.errno in MACHINE_FAULTS
+
+
+def walk(root: Path) -> Iterator[tuple[str, list[str], list[str]]]:
+    """As `os.walk`, which leaves out the folders that it cannot list; here they are errors.
+
+    Raises:
+        DataError: a folder is closed to this user.
+        OSError: this machine cannot read.
+    """
+
+    def refuse(error: OSError) -> None:
+        if is_machine_fault(error):
+            raise error
+        raise DataError(
+            f"{error.filename}: cannot be listed ({error.strerror}); open this folder to the user who runs this, or "
+            "leave it out of the source"
+        ) from error
+
+    return os.walk(root, onerror=refuse)
 
 
 def data_suffix(path: str) -> str:

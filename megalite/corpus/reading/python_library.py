@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import sysconfig
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import xxhash
+
+from megalite.corpus.reading.files import walk
 
 LEFT_OUT = {"test", "tests", "idlelib", "turtledemo", "site-packages", "dist-packages", "__pycache__"}
 """Folders that repeat themselves, or that are listed by themselves."""
@@ -40,7 +41,7 @@ def _all_modules(library: Path, folders: Sequence[Path]) -> Iterator[tuple[Path,
 
 def _modules(root: Path, prefix: str) -> list[tuple[Path, str]]:
     paths: list[Path] = []
-    for folder, subfolders, names in os.walk(root):
+    for folder, subfolders, names in walk(root):
         subfolders[:] = [name for name in subfolders if name not in LEFT_OUT]
         paths += [Path(folder, name) for name in names if name.endswith(".py")]
     wanted = (path for path in sorted(paths) if path.is_file() and path.stat().st_size <= MAX_FILE_BYTES)

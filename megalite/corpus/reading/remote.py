@@ -77,7 +77,7 @@ def list_remote(url: str) -> list[FoundFile]:
         root = filesystem.info(path)
         if root["type"] != "directory":
             return [_found(url, PurePosixPath(file_name(url)).name, root)]
-        found = filesystem.find(path, detail=True)
+        found = _files_below(filesystem, path)
     except FileNotFoundError as error:
         why = f" ({_said(error.__cause__)})" if error.__cause__ else ""  # a web server that cannot be reached, too
         raise DataError(f"{url}: no such file or folder{why}; look at it with the tools of this service") from error
@@ -91,6 +91,26 @@ def list_remote(url: str) -> list[FoundFile]:
         if not any(part.startswith(".") for part in inner.parts):
             files.append(_found(f"{url.rstrip('/')}/{inner}", str(inner), found[name]))
     return files
+
+
+def _files_below(filesystem: AbstractFileSystem, path: str) -> dict[str, dict[str, Any]]:
+    """Every file below a folder by its name; hidden folders are left out. `find`, where it is fsspec's own, leaves out
+    what it cannot list, so it is asked only of services that answer with all of a folder at once."""
+    from fsspec import AbstractFileSystem
+    from fsspec.asyn import AsyncFileSystem
+
+    find = getattr(type(filesystem), "_find", type(filesystem).find)
+    if find not in (AbstractFileSystem.find, AsyncFileSystem._find):
+        return filesystem.find(path, detail=True)
+    found, folders = {}, [path]
+    for folder in folders:  # gets longer on the way
+        for info in filesystem.ls(folder, detail=True):
+            name = info["name"].rstrip("/")
+            if info["type"] != "directory":
+                found[name] = info
+            elif name != folder.rstrip("/") and not PurePosixPath(name).name.startswith("."):
+                folders.append(name)
+    return found
 
 
 def open_remote(url: str, *, in_ranges: bool = False) -> BinaryIO:
