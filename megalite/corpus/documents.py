@@ -130,7 +130,7 @@ class BatchBuilder:
 
     def take(self) -> Iterator[DocumentBatch]:
         """Yield what was gathered as a batch, if there is anything, and begin anew."""
-        if self._ids or self._rejected:
+        if self._ids or self._rejected or any(self._lost.values()):
             texts = Texts.of(self._texts).to_arrow()
             batch = make_documents(self._ids, self.source, texts, self._metadata)
             rejected, lost = self._rejected, dict(self._lost)

@@ -15,8 +15,9 @@ import pytest
 
 from megalite.corpus.corpus import Corpus
 from megalite.corpus.documents import Document, Rejected
-from megalite.corpus.reading import columns
+from megalite.corpus.reading import csv_tables
 from megalite.corpus.recipe import DocumentSource
+from megalite.corpus.shards import ShardReading
 from megalite.errors import DataError
 
 KEPT = ("zip", "note")
@@ -41,7 +42,7 @@ def value_of(cell: str, rng: random.Random) -> str:
 @pytest.mark.parametrize("seed", range(4))
 def test_rows_are_those_that_were_written(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Whatever stands in other rows and columns, by blocks of any size, packed or not."""
-    monkeypatch.setattr(columns, "CSV_BLOCK_BYTES", 1 << 12)
+    monkeypatch.setattr(csv_tables, "CSV_BLOCK_BYTES", 1 << 12)
     rng, suffix = random.Random(seed), ("csv", "tsv", "csv.gz", "csv")[seed]
     rows = [[value_of(f"c{n}", rng) for _ in range(3)] + [f"text {n}"] for n in range(2000)]
     path = tmp_path / f"a.{suffix}"
@@ -60,7 +61,7 @@ def test_rows_are_those_that_were_written(seed: int, tmp_path: Path, monkeypatch
 
 def test_a_column_that_nobody_reads_costs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Its first block holds numbers, a later one a text."""
-    monkeypatch.setattr(columns, "CSV_BLOCK_BYTES", 1 << 12)
+    monkeypatch.setattr(csv_tables, "CSV_BLOCK_BYTES", 1 << 12)
     path = tmp_path / "a.csv"
     path.write_text("text,score\n" + "a text,1\n" * 2000 + "the odd one,n/a yet\n" + "a text,2\n" * 10)
     assert len(read(path)) == 2011
@@ -68,13 +69,37 @@ def test_a_column_that_nobody_reads_costs_nothing(tmp_path: Path, monkeypatch: p
 
 def test_rows_with_another_number_of_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Count as rows, so that no two records have one name: rows behind them were called like those before."""
-    monkeypatch.setattr(columns, "CSV_BLOCK_BYTES", 1 << 10)
+    monkeypatch.setattr(csv_tables, "CSV_BLOCK_BYTES", 1 << 10)
     rows = ["bad" if number % 5 == 2 else f'"row {number}\n",x' for number in range(1, 500)]
     (tmp_path / "a.csv").write_text("text,note\n" + "\n\n".join(rows))
     found = read(tmp_path / "a.csv")
     texts = {each.id: each.text.strip() for each in found}
     assert len(texts) == len(found) == 499
     assert texts == {f"a.csv:{n}": "bad" if n % 5 == 2 else f"row {n}" for n in range(1, 500)}
+
+
+@pytest.mark.parametrize("suffix", ["csv", "csv.gz"])
+@pytest.mark.parametrize("row", ['2,"a text, cut', '2,"a text', '"2', '2,a text,"and more'])
+def test_a_quote_that_is_never_closed(row: str, suffix: str, tmp_path: Path):
+    """Costs its row, which holds the rest of the file; that is told and counted."""
+    pack = gzip.compress if suffix.endswith("gz") else bytes
+    path = tmp_path / f"a.{suffix}"
+    path.write_bytes(pack(f'id,text\n1,"good ""one"" 5\n"\n{row}\n3,third\n4,fourth\n'.encode()))
+    corpus = Corpus([DocumentSource(path=path)])
+    (shard,) = corpus.shards()
+    reading = ShardReading(shard)
+    good, bad = sorted((each for batch in reading for each in batch.records()), key=lambda each: each.id)
+    assert (good.text, bad.id) == ('good "one" 5\n', f"a.{suffix}:2")
+    assert bad.text.endswith("4,fourth\n")
+    assert bad.reason == csv_tables.UNCLOSED
+    assert reading.report()["lost"] == {"damaged_files": 1}
+
+
+@pytest.mark.parametrize("rest", ['2,"closed"', '2,5" pipes', "2,", '2,a "', '2,"closed"\n\n\n'])
+def test_a_quote_at_the_end_is_no_fault(rest: str, tmp_path: Path):
+    (tmp_path / "a.csv").write_text(f"id,text\n1,one\n{rest}")
+    found = read(tmp_path / "a.csv")
+    assert [type(each) for each in found] == [Document] * 2
 
 
 def test_a_file_without_names(tmp_path: Path):

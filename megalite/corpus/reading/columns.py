@@ -1,7 +1,7 @@
-"""Documents out of tables: Parquet, Arrow and CSV, as whole batches of columns where every text is good.
+"""Documents out of tables, Parquet and Arrow, as whole batches of columns where every text is good.
 
 A damaged row group of a Parquet file, or batch of an Arrow file, costs its own rows; they are counted, and the next
-one is read. A CSV file has no such parts: what comes behind the damage is lost.
+one is read.
 """
 
 from __future__ import annotations
@@ -9,14 +9,12 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from pyarrow import csv
 
 from megalite.corpus.conversations import COLUMNS, MalformedRecordError, parse_conversation, text_of, to_metadata
 from megalite.corpus.documents import (
@@ -41,30 +39,23 @@ from megalite.corpus.reading.files import (
     READ_ERRORS,
     TOO_LARGE,
     FilePiece,
-    data_suffix,
-    is_compressed,
     is_machine_fault,
-    open_content,
     shown,
 )
 from megalite.corpus.reading.kept_fields import kept_fields
 from megalite.corpus.reading.remote import open_remote
-from megalite.corpus.reading.separated import Beginning, row_numbers, typed
+from megalite.corpus.reading.separated import row_numbers, typed
 from megalite.corpus.source import DocumentSource, is_url
 from megalite.errors import DataError, did_you_mean
 
 NOT_UTF8 = "not UTF-8"
 
 NO_TEXT = "no text field, or not a string"
-BAD_ROW = "row with another number of columns"
 
 NOTHING = pa.scalar("", ARROW_TYPE)
 
 COLUMN_BATCH_ROWS = 1024
 """Rows of a foreign Parquet or Arrow file taken at once, fewer where they are long."""
-
-CSV_BLOCK_BYTES = 1 << 24
-"""Arrow reads CSV in blocks, and a row must fit in one."""
 
 
 def open_parquet(path: str) -> pq.ParquetFile:
@@ -84,12 +75,12 @@ def read_parquet(piece: FilePiece, config: DocumentSource, builder: BatchBuilder
             batches: Iterator[pa.RecordBatch] = iter(())
             if not problem:
                 batches = file.iter_batches(batch_size=batch_rows, columns=columns, row_groups=[group])
-            rows = _TableRows(piece, builder, row, metadata.num_rows)
+            rows = TableRows(piece, builder, row, metadata.num_rows)
             yield from read_columns(rows.as_far_as_possible(batches, problem), piece, config, builder, first=row)
             row += metadata.num_rows
 
 
-class _TableRows:
+class TableRows:
     """The rows of one part of a table, and an account of those that cannot be read.
 
     Args:
@@ -150,13 +141,13 @@ def read_arrow(piece: FilePiece, config: DocumentSource, builder: BatchBuilder) 
             stream = pa.ipc.open_stream(file)
             columns = choose_columns(stream.schema.names, piece.path, config)
             sound = (_refuse_broken(batch.select(columns)) for batch in stream)
-            batches = _TableRows(piece, builder, piece.first, None).as_far_as_possible(sound)
+            batches = TableRows(piece, builder, piece.first, None).as_far_as_possible(sound)
             yield from read_columns(batches, piece, config, builder)
             return
         columns, row = choose_columns(reader.schema.names, piece.path, config), piece.first
         for number in range(reader.num_record_batches):
             one = (_refuse_broken(reader.get_batch(number).select(columns)) for number in (number,))
-            for batch in _TableRows(piece, builder, row, None).as_far_as_possible(one):
+            for batch in TableRows(piece, builder, row, None).as_far_as_possible(one):
                 yield from read_columns(iter([batch]), piece, config, builder, first=row)
                 row += batch.num_rows
 
@@ -173,73 +164,6 @@ def _refuse_broken(batch: pa.RecordBatch) -> pa.RecordBatch:
         as_bytes = AS_BYTES.get(column.type)
         (column if as_bytes is None else column.view(as_bytes)).validate(full=True)
     return batch
-
-
-def read_csv(piece: FilePiece, config: DocumentSource, builder: BatchBuilder) -> Iterator[DocumentBatch]:
-    """The documents of a file of comma- or tab-separated values."""
-    refused: list[int] = []
-
-    def refuse(row: csv.InvalidRow) -> str:
-        refused.append(row.number - 2 + piece.first)  # Arrow's first row has the names
-        builder.reject(f"{piece.id}:{refused[-1]}", row.text or "", BAD_ROW)
-        return "skip"
-
-    delimiter = "\t" if data_suffix(piece.path) == ".tsv" else ","
-    with _open_for_arrow(piece, config, builder) as (content, is_damaged):
-        beginning = Beginning(content)
-        names = beginning.names(delimiter, piece.path)
-        columns = choose_columns(names, piece.path, config) if names else []  # Arrow says what an empty file is
-        reader = csv.open_csv(
-            beginning.file,
-            # threads would take the rows' numbers away
-            read_options=csv.ReadOptions(use_threads=False, block_size=CSV_BLOCK_BYTES),
-            parse_options=csv.ParseOptions(
-                delimiter=delimiter,
-                newlines_in_values=True,
-                invalid_row_handler=refuse,
-            ),
-            convert_options=csv.ConvertOptions(
-                check_utf8=False, include_columns=columns, column_types=dict.fromkeys(columns, ARROW_TYPE)
-            ),
-        )
-        batches = _TableRows(piece, builder, piece.first, None, refused).as_far_as_possible(reader)
-        whole = _without_cut_row(batches, is_damaged, refused, piece.first)
-        yield from read_columns(whole, piece, config, builder, refused=refused, are_texts=True)
-
-
-@contextmanager
-def _open_for_arrow(
-    piece: FilePiece, config: DocumentSource, builder: BatchBuilder
-) -> Iterator[tuple[BinaryIO | pa.NativeFile, Any]]:
-    """A file for one of Arrow's own readers, and what tells, at its end, whether it ended early."""
-    if not is_compressed(piece.path) and not is_url(piece.path):
-        with pa.OSFile(piece.path) as file:
-            yield file, lambda: False
-        return
-    with open_content(piece, config, builder) as reading:
-        yield reading.file, lambda: reading.is_damaged
-
-
-def _without_cut_row(
-    batches: Iterator[pa.RecordBatch], is_damaged: Any, refused: Sequence[int], first: int
-) -> Iterator[pa.RecordBatch]:
-    """All rows; of a file that ended early all but the last one, which may be cut, unless that one was refused. Batches
-    of usual size."""
-    last, behind = None, first
-    for batch in batches:
-        if last is not None:
-            yield from _sliced(last)
-        last = batch
-        behind += batch.num_rows
-    if last is not None:
-        is_last_refused = bool(refused) and refused[-1] == behind + len(refused) - 1
-        is_cut = is_damaged() and not is_last_refused
-        yield from _sliced(last.slice(0, last.num_rows - 1) if is_cut else last)
-
-
-def _sliced(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    step = max(1, BATCH_BYTES * batch.num_rows // max(batch.nbytes, 1))
-    yield from (batch.slice(first, step) for first in range(0, batch.num_rows, step))
 
 
 def choose_columns(names: Sequence[str], path: str, config: DocumentSource) -> list[str]:

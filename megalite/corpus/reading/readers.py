@@ -27,9 +27,9 @@ from megalite.corpus.reading.columns import (
     is_utf8,
     read_arrow,
     read_columns,
-    read_csv,
     read_parquet,
 )
+from megalite.corpus.reading.csv_tables import read_csv
 from megalite.corpus.reading.docstrings import questions_in
 from megalite.corpus.reading.files import (
     READ_ERRORS,

@@ -12,9 +12,10 @@ import io
 import json
 import re
 from bisect import bisect_left
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from decimal import Decimal
 from typing import Any, BinaryIO
+from uuid import uuid4
 
 import numpy as np
 import pyarrow as pa
@@ -39,11 +40,11 @@ class Beginning:
 
     def __init__(self, file: BinaryIO | pa.NativeFile):
         self._first = file.read(HEADER_BYTES)
-        self.file: BinaryIO | pa.NativeFile = file
-        if isinstance(file, pa.NativeFile):
-            file.seek(0)
-        else:
-            self.file = io.BufferedReader(_Joined(self._first, file))
+        self._others = file
+
+    def followed_by(self, end: bytes) -> BinaryIO:
+        """The file as it was, and something behind it."""
+        return io.BufferedReader(_Joined(io.BytesIO(self._first), self._others, io.BytesIO(end)))
 
     def names(self, delimiter: str, path: str) -> list[str]:
         """Of the columns; none of an empty file.
@@ -63,18 +64,49 @@ class Beginning:
 
 
 class _Joined(io.RawIOBase):
-    """What was read already, and what follows."""
+    """Several files, one behind the other."""
 
-    def __init__(self, first: bytes, others: BinaryIO | pa.NativeFile):
-        self._first, self._others = io.BytesIO(first), others
+    def __init__(self, *files: BinaryIO | pa.NativeFile):
+        self._files = files
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, room: Any) -> int:
-        found = self._first.read(len(room)) or self._others.read(len(room))
+        found = next((content for file in self._files if (content := file.read(len(room)))), b"")
         room[: len(found)] = found
         return len(found)
+
+
+class End:
+    """A row behind the last one of a table that cannot be one of it: it has more columns, and a random text.
+
+    Args:
+        delimiter: of columns.
+        num_columns: of the table; 0 of one that has not even their names, which gets no end.
+    """
+
+    def __init__(self, delimiter: str, num_columns: int):
+        self._row = delimiter.join([uuid4().hex] * (num_columns + 1))
+        self._came = not num_columns
+        self.content = f"\n{self._row}\n".encode() if num_columns else b""
+        """What to put behind the file."""
+        self.is_swallowed = False
+        """Whether all was read, and it did not come out; known at the end."""
+
+    def came_as(self, row: str | None) -> bool:
+        """Whether a row of another number of columns is this one."""
+        self._came |= row == self._row
+        return row == self._row
+
+    def looked_for_behind(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The batches of the table; behind them it must have come."""
+        yield from batches
+        self.is_swallowed = not self._came
+
+    def taken_off(self, text: str) -> str:
+        """A field or row without it."""
+        return text.partition(f"\n{self._row}")[0]
 
 
 def row_numbers(first: int, count: int, refused: Sequence[int]) -> np.ndarray:
