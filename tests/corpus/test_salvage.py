@@ -273,6 +273,17 @@ def test_damaged_arrow_files(tmp_path):
     assert 251 in found  # one of the six batches lost
 
 
+def test_a_record_that_is_too_large_before_the_damage(tmp_path):
+    """Costs itself alone: lines behind it, unpacked with it before the damage was met, are as good as others."""
+    packer = zlib.compressobj(0, zlib.DEFLATED, 31)
+    long = json.dumps({"text": "x" * 5000}).encode() + b"\n"
+    whole = packer.compress(long + LINES) + packer.flush(zlib.Z_FULL_FLUSH)
+    (tmp_path / "a.jsonl.gz").write_bytes(whole + b"\x07" + b"\xff" * 100)
+    records = list(corpus_of(tmp_path / "a.jsonl.gz", max_record_mb=0.002).read())
+    assert [record.reason for record in records if isinstance(record, Rejected)] == ["record too large", "damaged file"]
+    assert sum(isinstance(record, Document) for record in records) == LINES.count(b"\n")
+
+
 @pytest.mark.parametrize("suffix", ["", ".gz"])
 def test_a_record_that_is_too_large(tmp_path, suffix):
     """Its beginning is put aside; the lines before and behind it are read, with their own numbers."""

@@ -194,15 +194,16 @@ class Reading:
         content = self.file.read(self.max_bytes + 1)
         return None if len(content) > self.max_bytes or self.is_damaged else content
 
-    def lines(self) -> Iterator[tuple[bytes, int]]:
-        """Yield each line, and how many bytes it has. Of one that is too long only its beginning is in memory."""
+    def lines(self) -> Iterator[tuple[bytes, int, bool]]:
+        """Yield each line, how many bytes it has, and whether it is whole: ended by a line end, or by the end of a
+        file that is not damaged. Of one that is too long only its beginning is in memory."""
         while line := self.file.readline(self.max_bytes + 1):
-            num_bytes = len(line)
+            last, num_bytes = line, len(line)
             if num_bytes > self.max_bytes:
-                line, last = line[:SHOWN_BYTES], line
+                line = line[:SHOWN_BYTES]
                 while not last.endswith(b"\n") and (last := self.file.readline(BUFFER_BYTES)):
                     num_bytes += len(last)
-            yield line, num_bytes
+            yield line, num_bytes, last.endswith(b"\n") or not self.is_damaged
 
 
 @contextmanager

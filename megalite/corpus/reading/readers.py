@@ -120,8 +120,8 @@ def _read_json_lines(piece: FilePiece, config: DocumentSource, builder: BatchBui
         if piece.start:
             reading.file.seek(piece.start)
         left = float("inf") if piece.stop is None else piece.stop - piece.start
-        for number, (line, num_bytes) in enumerate(reading.lines(), start=piece.first):
-            if reading.is_damaged and not line.endswith(b"\n"):
+        for number, (line, num_bytes, is_whole) in enumerate(reading.lines(), start=piece.first):
+            if not is_whole:
                 return  # where the file is damaged; that is counted
             if num_bytes > reading.max_bytes:
                 builder.reject(f"{piece.id}:{number}", f"{num_bytes} bytes: {shown(line)}", TOO_LARGE)
