@@ -47,11 +47,13 @@ def unpack(data: bytes, suffix: str, max_expansion: float = 200) -> tuple[bytes,
 
 
 @pytest.mark.parametrize("suffix", DECODERS)
-def test_whole_files(suffix):
-    """One member, several, empty ones, none, and padding behind them."""
+def test_whole_files(suffix, monkeypatch):
+    """One member, several, empty ones, none, and padding behind them, however long."""
     pack = PACK[suffix]
     whole = pack(LINES)
     cases = [(whole, 1), (whole + whole, 2), (pack(b"") + whole + pack(b""), 1), (b"", 0), (whole + bytes(512), 1)]
+    monkeypatch.setattr(DECODERS[suffix], "step", 1 << 10)
+    cases += [(whole + bytes(1_100_000), 1), (whole + bytes(1_100_000) + whole + bytes(3), 2)]
     for data, times in cases:
         found, content = unpack(data, suffix)
         assert found == LINES * times

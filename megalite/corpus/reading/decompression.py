@@ -255,13 +255,12 @@ class Content(io.RawIOBase):
 
     def _begin(self) -> bool:
         """Begin the next member, if there is one."""
-        while len(self._input) < len(self._kind.magic) and self._fill(self._kind.step):
-            pass
-        if not self._num_unpacked or not self._input.startswith(b"\0"):
-            start = self._input[: len(self._kind.magic)]
-        else:  # padding, as tapes and xz have it
-            self._input = self._input.lstrip(b"\0")
-            return bool(self._input or self._fill(self._kind.step)) and self._begin()
+        while True:
+            if self._num_unpacked:  # padding, as tapes and xz have it
+                self._input = self._input.lstrip(b"\0")
+            if len(self._input) >= len(self._kind.magic) or not self._fill(self._kind.step):
+                break
+        start = self._input[: len(self._kind.magic)]
         if not start:
             return False
         if not self._begins_member(start):
