@@ -5,8 +5,6 @@ The order is that of the recipe, then of the sorted file names, so equal files g
 
 from __future__ import annotations
 
-import fnmatch
-import json
 import math
 import os
 import stat
@@ -18,11 +16,11 @@ import xxhash
 
 from megalite.corpus.documents import Document, Rejected
 from megalite.corpus.reading.brought import brought_fingerprint, brought_pieces
-from megalite.corpus.reading.files import FilePiece, data_suffix, walk
+from megalite.corpus.reading.files import FilePiece
+from megalite.corpus.reading.folders import KNOWN_SUFFIXES, UNFINISHED, is_manifest, is_wanted, list_files, refuse_work
 from megalite.corpus.reading.hub import local_files, located, num_parts, plan_dataset
 from megalite.corpus.reading.python_library import list_python_files
-from megalite.corpus.reading.readers import READERS
-from megalite.corpus.reading.remote import FoundFile, list_remote, spelt_out
+from megalite.corpus.reading.remote import FoundFile, list_remote, open_remote, spelt_out
 from megalite.corpus.shards import (
     Shard,
     ShardReading,
@@ -36,8 +34,6 @@ from megalite.corpus.source import DATASET_SETTINGS, LATER, DocumentSource
 from megalite.errors import DataError
 from megalite.stations.facts import DOCUMENT_STATIONS
 from megalite.stations.manifest import FILE_NAME, StationManifest, check_input, find_manifest
-
-PLAIN_TEXT_SUFFIXES = (".txt", ".text", ".md", ".rst", ".py")
 
 NOT_CONTENT = {"path", "description", "license", "url"}
 """Settings of a source that do not change its documents."""
@@ -134,7 +130,7 @@ def _find_source(config: DocumentSource) -> _OpenSource:
         return _plain_source(config, root, [_local_file(root, root.name)])
     if (manifest := find_manifest(root)) is not None:
         return _station_source(config, root, manifest)
-    paths = _dataset_files(root) or _matching_files(root, config.include)
+    paths = list_files(root, config.include)
     if not paths:
         raise _nothing_to_read(config)
     return _plain_source(config, root, [_local_file(path, path.relative_to(root).as_posix()) for path in paths])
@@ -147,10 +143,20 @@ def _remote_files(config: DocumentSource, url: str) -> list[FoundFile]:
         return files
     if any(file.id == FILE_NAME for file in files):
         raise DataError(f"{url}: the folder of a station, which is read from this machine's disks: copy it here first")
-    files = [file for file in files if _is_wanted(PurePosixPath(file.id).name, config.include)]
+    refuse_work(url, [file.path for file in files if _is_remote_work(file)])
+    files = [file for file in files if is_wanted(PurePosixPath(file.id).name, config.include)]
     if not files:
         raise _nothing_to_read(config)
     return files
+
+
+def _is_remote_work(file: FoundFile) -> bool:
+    """Whether a file behind a URL was written by a station that is done, or is not."""
+    path = PurePosixPath(file.id)
+    if path.name != FILE_NAME:
+        return any(part.endswith(UNFINISHED) for part in path.parts[:-1])
+    with open_remote(file.path) as content:
+        return is_manifest(content.read())
 
 
 def _local_file(path: Path, id: str) -> FoundFile:
@@ -164,7 +170,7 @@ def _local_file(path: Path, id: str) -> FoundFile:
 
 
 def _nothing_to_read(config: DocumentSource) -> DataError:
-    patterns = ", ".join(config.include or [f"*{suffix}" for suffix in (*READERS, *PLAIN_TEXT_SUFFIXES)])
+    patterns = ", ".join(config.include or [f"*{suffix}" for suffix in KNOWN_SUFFIXES])
     return DataError(f"{config.root}: no file to read; looked for {patterns}, also with .gz and .zst")
 
 
@@ -210,42 +216,6 @@ def _capped_mb(num_bytes: float, config: DocumentSource) -> float:
     if not num_bytes:
         return config.max_mb or 0.0
     return min(num_bytes / 1e6, config.max_mb or math.inf)
-
-
-def _matching_files(root: Path, include: Sequence[str]) -> list[Path]:
-    """Files below `root` that match a pattern or, without patterns, have a known suffix; hidden ones are left out.
-
-    Links to folders are followed last, and each folder is read once, so that no link leads round in a circle.
-    """
-    found: list[Path] = []
-    seen: set[str] = set()
-    starts = [root]
-    for start in starts:  # gets longer on the way
-        for folder, subfolders, names in walk(start):
-            real = os.path.realpath(folder)
-            subfolders[:] = [] if real in seen else sorted(name for name in subfolders if not name.startswith("."))
-            if real not in seen:
-                found += [Path(folder, name) for name in names if _is_wanted(name, include)]
-                starts += [path for name in subfolders if (path := Path(folder, name)).is_symlink()]
-                seen.add(real)
-    return sorted(found)
-
-
-def _is_wanted(name: str, include: Sequence[str]) -> bool:
-    if include:
-        return any(fnmatch.fnmatch(name, pattern) for pattern in include)
-    return not name.startswith(".") and data_suffix(name) in {*READERS, *PLAIN_TEXT_SUFFIXES}
-
-
-def _dataset_files(root: Path) -> list[Path]:
-    """The Arrow files of a folder saved by Hugging Face `datasets`: a Dataset, or all splits of a DatasetDict."""
-    if (root / "dataset_dict.json").is_file():
-        splits = json.loads((root / "dataset_dict.json").read_text(encoding="utf-8"))["splits"]
-        return [path for split in splits for path in _dataset_files(root / split)]
-    if not (root / "state.json").is_file():
-        return []
-    state = json.loads((root / "state.json").read_text(encoding="utf-8"))
-    return [root / file["filename"] for file in state["_data_files"]]
 
 
 def _fingerprint(files: Sequence[FoundFile], config: DocumentSource) -> str:

@@ -1,0 +1,126 @@
+"""The files of a folder that are a source: by their names, or, where Hugging Face `datasets` has saved something, by
+what its own files say. What stations have made is no raw data: documents stand in it twice, and rejects again.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from megalite.corpus.reading.files import data_suffix, is_machine_fault, walk
+from megalite.corpus.reading.readers import READERS
+from megalite.errors import DataError
+from megalite.stations.manifest import FILE_NAME
+from megalite.stations.station import PLAN_FILE
+from megalite.stations.tasks import WORK_FOLDER
+
+PLAIN_TEXT_SUFFIXES = (".txt", ".text", ".md", ".rst", ".py")
+
+KNOWN_SUFFIXES = (*READERS, *PLAIN_TEXT_SUFFIXES)
+
+UNFINISHED = ".partial"
+"""How the folder of a station that is not done is called at the end."""
+
+SHOWN_FOLDERS = 5
+"""How many of many an error message names."""
+
+
+def list_files(root: Path, include: Sequence[str]) -> list[Path]:
+    """Files below `root` that match a pattern or, without patterns, have a known suffix; hidden ones are left out.
+
+    Links to folders are followed last, and each folder is read once, so that no link leads round in a circle.
+
+    Raises:
+        DataError: a folder cannot be listed, or stations have worked in one.
+    """
+    if saved := _saved_files(root):
+        return saved
+    found: list[Path] = []
+    made: list[Path] = []
+    seen: set[str] = set()
+    starts = [root]
+    for start in starts:  # gets longer on the way
+        for folder, subfolders, names in walk(start):
+            real = os.path.realpath(folder)
+            if real in seen:
+                subfolders.clear()
+                continue
+            seen.add(real)
+            if _is_of_station(Path(folder), names, subfolders):
+                made.append(Path(folder))
+            subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
+            found += [Path(folder, name) for name in names if is_wanted(name, include)]
+            starts += [path for name in subfolders if (path := Path(folder, name)).is_symlink()]
+    refuse_work(root, made)
+    return sorted(found)
+
+
+def _saved_files(root: Path) -> list[Path]:
+    """The Arrow files of a folder saved by Hugging Face `datasets`: a Dataset, or all splits of a DatasetDict."""
+    if (root / "dataset_dict.json").is_file():
+        splits = json.loads((root / "dataset_dict.json").read_text(encoding="utf-8"))["splits"]
+        return [path for split in splits for path in _saved_files(root / split)]
+    if not (root / "state.json").is_file():
+        return []
+    state = json.loads((root / "state.json").read_text(encoding="utf-8"))
+    return [root / file["filename"] for file in state["_data_files"]]
+
+
+def is_wanted(name: str, include: Sequence[str]) -> bool:
+    """Whether a file of a folder is read, by its name."""
+    if include:
+        return any(fnmatch.fnmatch(name, pattern) for pattern in include)
+    return not name.startswith(".") and data_suffix(name) in KNOWN_SUFFIXES
+
+
+def refuse_work(root: Path | str, made: Sequence[Path | str]) -> None:
+    """Raise an error if there are folders in a source that stations have made.
+
+    Raises:
+        DataError: naming some.
+    """
+    if made:
+        more = f" and {len(made) - SHOWN_FOLDERS} more" if len(made) > SHOWN_FOLDERS else ""
+        raise DataError(
+            f"{root}: raw data is needed here, and stations have worked in {', '.join(map(str, made[:SHOWN_FOLDERS]))}"
+            f"{more}; name the folder of one finished station, or move what is raw into a folder of its own"
+        )
+
+
+def _is_of_station(folder: Path, names: Iterable[str], subfolders: Iterable[str]) -> bool:
+    """Whether a station has made a folder, or was about to."""
+    if folder.name.endswith(UNFINISHED) or (FILE_NAME in names and is_manifest(_content_of(folder / FILE_NAME))):
+        return True
+    return WORK_FOLDER in subfolders and (folder / WORK_FOLDER / PLAN_FILE).is_file()
+
+
+def is_manifest(content: bytes) -> bool:
+    """Whether a `manifest.json` is a station's; others call files so, too."""
+    return {"station", "outputs"} <= _json_object(content).keys()
+
+
+def _json_object(content: bytes) -> dict[str, Any]:
+    """The object in a file of JSON that others may have written; an empty one where there is none."""
+    try:
+        found = json.loads(content)
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _content_of(path: Path) -> bytes:
+    """Of a small file.
+
+    Raises:
+        DataError: it cannot be read.
+    """
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        if is_machine_fault(error):
+            raise
+        raise DataError(f"{path}: cannot be read ({error.strerror}); open it to the user who runs this") from error
