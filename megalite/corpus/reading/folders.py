@@ -22,6 +22,10 @@ PLAIN_TEXT_SUFFIXES = (".txt", ".text", ".md", ".rst", ".py")
 
 KNOWN_SUFFIXES = (*READERS, *PLAIN_TEXT_SUFFIXES)
 
+SPLITS_FILE = "dataset_dict.json"
+STATE_FILE = "state.json"
+"""What `datasets` writes beside what it saves."""
+
 UNFINISHED = ".partial"
 """How the folder of a station that is not done is called at the end."""
 
@@ -37,8 +41,9 @@ def list_files(root: Path, include: Sequence[str]) -> list[Path]:
     Raises:
         DataError: a folder cannot be listed, or stations have worked in one.
     """
-    if saved := _saved_files(root):
-        return saved
+    saved = _saved_files(root)
+    if saved is not None:
+        return _chosen(saved, include)
     found: list[Path] = []
     made: list[Path] = []
     seen: set[str] = set()
@@ -52,6 +57,11 @@ def list_files(root: Path, include: Sequence[str]) -> list[Path]:
             seen.add(real)
             if _is_of_station(Path(folder), names, subfolders):
                 made.append(Path(folder))
+            saved = _saved_files(Path(folder))
+            if saved is not None:
+                found += _chosen(saved, include)
+                subfolders.clear()
+                continue
             subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
             found += [Path(folder, name) for name in names if is_wanted(name, include)]
             starts += [path for name in subfolders if (path := Path(folder, name)).is_symlink()]
@@ -59,15 +69,50 @@ def list_files(root: Path, include: Sequence[str]) -> list[Path]:
     return sorted(found)
 
 
-def _saved_files(root: Path) -> list[Path]:
-    """The Arrow files of a folder saved by Hugging Face `datasets`: a Dataset, or all splits of a DatasetDict."""
-    if (root / "dataset_dict.json").is_file():
-        splits = json.loads((root / "dataset_dict.json").read_text(encoding="utf-8"))["splits"]
-        return [path for split in splits for path in _saved_files(root / split)]
-    if not (root / "state.json").is_file():
-        return []
-    state = json.loads((root / "state.json").read_text(encoding="utf-8"))
-    return [root / file["filename"] for file in state["_data_files"]]
+def _saved_files(folder: Path) -> list[Path] | None:
+    """The files of a folder that Hugging Face `datasets` has saved, a Dataset or all splits of a DatasetDict, in its
+    order; None where it has not. What else lies there (caches, descriptions) is no data.
+
+    Raises:
+        DataError: a split is missing.
+    """
+    splits = _list_in(folder / SPLITS_FILE, "splits")
+    if not (splits and all(isinstance(split, str) for split in splits)):
+        return _saved_split(folder)
+    found: list[Path] = []
+    for split in splits:
+        files = _saved_split(folder / split)
+        if files is None:
+            raise DataError(
+                f"{folder}: {SPLITS_FILE} names the split {split!r}, and no {STATE_FILE} of a saved dataset is in "
+                f"{folder / split}; put it back, or take the split out of {SPLITS_FILE}"
+            )
+        found += files
+    return found
+
+
+def _saved_split(folder: Path) -> list[Path] | None:
+    """The same of a Dataset alone. Others call files `state.json`, too."""
+    files = _list_in(folder / STATE_FILE, "_data_files")
+    names = [file.get("filename") if isinstance(file, dict) else None for file in files or ()]
+    if files is None or not all(isinstance(name, str) for name in names):
+        return None
+    return [folder / str(name) for name in names]
+
+
+def _list_in(path: Path, key: str) -> list[Any] | None:
+    """A list in a file of JSON that others may have written; None where it is not there."""
+    if not _is_there(path):
+        return None
+    found = _json_object(_content_of(path)).get(key)
+    return found if isinstance(found, list) else None
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError as error:
+        raise _refused(path, error) from error
 
 
 def is_wanted(name: str, include: Sequence[str]) -> bool:
@@ -89,6 +134,11 @@ def refuse_work(root: Path | str, made: Sequence[Path | str]) -> None:
             f"{root}: raw data is needed here, and stations have worked in {', '.join(map(str, made[:SHOWN_FOLDERS]))}"
             f"{more}; name the folder of one finished station, or move what is raw into a folder of its own"
         )
+
+
+def _chosen(saved: Sequence[Path], include: Sequence[str]) -> list[Path]:
+    """Of a saved dataset the files that match a pattern; without patterns all."""
+    return [path for path in saved if not include or is_wanted(path.name, include)]
 
 
 def _is_of_station(folder: Path, names: Iterable[str], subfolders: Iterable[str]) -> bool:
@@ -121,6 +171,11 @@ def _content_of(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        if is_machine_fault(error):
-            raise
-        raise DataError(f"{path}: cannot be read ({error.strerror}); open it to the user who runs this") from error
+        raise _refused(path, error) from error
+
+
+def _refused(path: Path, error: OSError) -> Exception:
+    """What to raise over a file that cannot be read."""
+    if is_machine_fault(error):
+        return error
+    return DataError(f"{path}: cannot be read ({error.strerror}); open it to the user who runs this")
