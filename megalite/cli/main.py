@@ -144,6 +144,9 @@ def _tell_machine(error: OSError) -> int:
     if error.errno in IMPOSSIBLE_PATH:
         print(f"megalite: {reprlib.repr(error.filename)} cannot be a path: {error.strerror}", file=sys.stderr)
         return EXIT_BAD_INPUT
+    if isinstance(error, PermissionError) and error.filename:
+        print(f"megalite: {error.filename}: {error.strerror}; open it to the user who runs this", file=sys.stderr)
+        return EXIT_BAD_INPUT
     if error.errno in FAILED_DISK:
         where = f"{error.filename}: " if error.filename else "a file could not be read or written: "
         print(f"megalite: {where}{error.strerror}; see to the disk, and run the same command again", file=sys.stderr)

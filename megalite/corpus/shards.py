@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -218,8 +218,21 @@ def _cut_file(piece: FilePiece, size: int) -> Iterator[FilePiece]:
 
 def _is_array(path: str) -> bool:
     """Whether a file of JSON is one array, which has no lines of its own."""
-    with open(path, "rb") as file:
+    file = _opened(path)
+    if file is None:
+        return False
+    with file:
         return is_json_array(file.read(1024))
+
+
+def _opened(path: str) -> BinaryIO | None:
+    """A file; None of one that cannot be opened, of which the reader says what is wrong with it."""
+    try:
+        return open(path, "rb")
+    except OSError as error:
+        if is_machine_fault(error):
+            raise
+        return None
 
 
 def _cut_parquet(piece: FilePiece, size: int) -> Iterator[FilePiece]:
@@ -245,7 +258,11 @@ def _cut_lines(piece: FilePiece, size: int) -> Iterator[FilePiece]:
     """Parts that begin after a line end, with the number of their first line: the file is looked through once."""
     start, first, line = 0, 1, 1
     position = 0
-    with open(piece.path, "rb") as file:
+    file = _opened(piece.path)
+    if file is None:
+        yield piece
+        return
+    with file:
         while chunk := file.read(SCAN_BYTES):
             ends = np.flatnonzero(np.frombuffer(chunk, np.uint8) == ord("\n"))
             begins = position + ends + 1

@@ -169,13 +169,14 @@ def find_manifest(folder: Path) -> StationManifest | None:
         DataError: the file is there and cannot be understood.
     """
     path = folder / FILE_NAME
-    if not path.is_file():
-        return None
     advice = f"remove the folder and {AGAIN}"
     try:
+        if not path.is_file():
+            return None
         content = path.read_bytes()
     except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror}); see to the disk") from error
+        what = "open it to the user who runs this" if isinstance(error, PermissionError) else "see to the disk"
+        raise DataError(f"{path}: cannot be read ({error.strerror}); {what}") from error
     plain = parse_json(content, path, advice)
     made_by = plain.get("format") if isinstance(plain, dict) else None
     if made_by is not None and made_by not in READABLE_FORMATS:

@@ -24,6 +24,11 @@ from tests.kit.runs import COMMAND, clean_environment, write_run
             EXIT_FAULT,
             "megalite: raw/a.jsonl: Input/output error; see to the disk, and run the same command again",
         ),
+        (
+            PermissionError(errno.EACCES, "Permission denied", "work/clean"),
+            EXIT_BAD_INPUT,
+            "megalite: work/clean: Permission denied; open it to the user who runs this",
+        ),
     ],
 )
 def test_what_ends_a_command_is_said_in_a_line(monkeypatch, capsys, error, code, line):
