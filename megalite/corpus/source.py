@@ -92,7 +92,7 @@ class DocumentSource(Section):
     """File-name patterns (`*.py`) to read from a folder; empty takes the known kinds of data and of plain text."""
     dataset: str | None = None
     """Only for kind `datasets`, as all up to `streaming`: a name on the hub (`allenai/c4`), a folder, or the name of a
-    format (`json`, `parquet`) together with `data_files`."""
+    format (`json`, `parquet`) together with `data_files`; a folder with such a name is `./json`."""
     subset: str | None = None
     """Which of its configurations, as in `en`; null takes its only one."""
     data_files: tuple[str, ...] = ()

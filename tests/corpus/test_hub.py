@@ -127,6 +127,19 @@ def test_fields_are_honoured(tmp_path):
         list(dataset_of(tmp_path / "shelf").read())
 
 
+def test_a_folder_with_the_name_of_a_format(tmp_path, monkeypatch):
+    """Is no matter where the format is meant, as for the library itself; it can be named another way."""
+    monkeypatch.chdir(tmp_path)
+    write_json_lines(Path("a.jsonl"), ["the file that is named"])
+    corpus = Corpus([DocumentSource(kind="datasets", dataset="json", data_files=("a.jsonl",))])
+    (before,) = corpus.inputs
+    write_json_lines(Path("json/a.jsonl"), ["another file"])
+    for dataset, text in (("json", "the file that is named"), ("./json", "another file")):
+        corpus = Corpus([DocumentSource(kind="datasets", dataset=dataset, data_files=("a.jsonl",))])
+        assert [document.text for document in corpus.documents()] == [text]
+        assert ([before] == corpus.inputs) == (dataset == "json")
+
+
 def test_a_format_with_files(tmp_path, monkeypatch):
     """The name of a format and a pattern, read from the folder where the command was given."""
     as_json_lines(tmp_path / "shelf")

@@ -35,6 +35,10 @@ BATCH_ROWS = 1024
 """Rows taken at once."""
 
 
+FORMATS = ("json", "parquet", "csv", "text", "arrow", "xml", "webdataset", "pandas")
+"""What `datasets` reads by the name of a format, where it does not say itself."""
+
+
 @dataclass(frozen=True)
 class DatasetPlan:
     """What is known of a data set before its documents are read."""
@@ -99,16 +103,25 @@ def read_dataset(config: DocumentSource, index: int, num_shards: int) -> Iterato
 def located(config: DocumentSource) -> DocumentSource:
     """The source with absolute paths where its files are local: tasks may run in another folder."""
     assert config.dataset is not None, config.kind
-    if Path(config.dataset).exists():
+    if not _is_format(config.dataset) and Path(config.dataset).exists():
         return config.model_copy(update={"dataset": os.path.abspath(config.dataset)})
     names = (name if not glob(name, recursive=True) else os.path.abspath(name) for name in config.data_files)
     return config.model_copy(update={"data_files": tuple(names)})
 
 
+def _is_format(dataset: str) -> bool:
+    """Whether `datasets` takes a name for that of a format, whatever folder of this name there is."""
+    try:
+        from datasets import packaged_modules
+    except ImportError:
+        return dataset in FORMATS
+    return dataset in getattr(packaged_modules, "_PACKAGED_DATASETS_MODULES", FORMATS)
+
+
 def local_files(config: DocumentSource) -> list[FoundFile]:
     """The files of a `located` data set that lie on this machine; none when it comes from the hub."""
     assert config.dataset is not None, config.kind
-    root = config.dataset if os.path.isdir(config.dataset) else ""
+    root = config.dataset if not _is_format(config.dataset) and os.path.isdir(config.dataset) else ""
     patterns = config.data_files or ("**",) * bool(root)
     names = sorted({name for pattern in patterns for name in glob(os.path.join(root, pattern), recursive=True)})
     return [_local_file(name, root) for name in names if os.path.isfile(name)]
