@@ -207,6 +207,16 @@ def test_a_table_that_is_cut_in_its_first_column(tmp_path, end, is_refused):
     assert bad == ["a.csv.gz:1", *(["a.csv.gz:3"] if is_refused else []), "a.csv.gz"]
 
 
+@pytest.mark.parametrize("names", [b"id,te", b"te", b""])
+def test_a_table_that_is_cut_in_the_names_of_its_columns(tmp_path, names):
+    """Is a damaged file like others: it was a table without the column that is read, which stops a source."""
+    packer = zlib.compressobj(wbits=31)
+    (tmp_path / "a.csv.gz").write_bytes(packer.compress(names) + packer.flush(zlib.Z_FULL_FLUSH))
+    (tmp_path / "b.csv").write_text("id,text\n1,good\n")
+    bad, good = corpus_of(tmp_path).read()
+    assert (bad.id, bad.reason, good.text) == ("a.csv.gz", "damaged file", "good")
+
+
 def test_a_damaged_row_group_costs_its_rows(tmp_path):
     """The others are read with their own numbers, and the rows are counted."""
     table = pa.table({"text": [f"{number} {'x' * 200}" for number in range(1000)]})

@@ -32,6 +32,8 @@ def read_csv(piece: FilePiece, config: DocumentSource, builder: BatchBuilder) ->
     delimiter = "\t" if data_suffix(piece.path) == ".tsv" else ","
     with _open_for_arrow(piece, config, builder) as (content, is_damaged):
         beginning = Beginning(content)
+        if is_damaged() and not beginning.has_all_names:
+            return  # no row is left; what is damaged is counted
         names = beginning.names(delimiter, piece.path)
         columns = choose_columns(names, piece.path, config) if names else []  # Arrow says what an empty file is
         end = End(delimiter, len(names))

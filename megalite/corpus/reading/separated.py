@@ -46,6 +46,11 @@ class Beginning:
         """The file as it was, and something behind it."""
         return io.BufferedReader(_Joined(io.BytesIO(self._first), self._others, io.BytesIO(end)))
 
+    @property
+    def has_all_names(self) -> bool:
+        """Whether the line with the names of the columns has an end."""
+        return b"\n" in self._first or b"\r" in self._first
+
     def names(self, delimiter: str, path: str) -> list[str]:
         """Of the columns; none of an empty file.
 
