@@ -68,13 +68,8 @@ def test_what_is_cut_off_or_damaged_is_no_page(name):
     packed = PACKERS[name][0](PAGE)
     end = len(packed) - (30 if name == "chunked" else 0)  # the chunk of nothing at the end, and what is behind it
     for place in range(12, end, 5):
-        try:
-            found = decoded_body(packed[:place], [name], ENOUGH)
-        except CodingError:
-            continue
-        assert name == "chunked", place
-        assert PAGE.startswith(found), place
-        assert len(found) % 100 == 0, place  # between two chunks, where nothing says that another one was to come
+        with pytest.raises(CodingError):
+            decoded_body(packed[:place], [name], ENOUGH)
     if name in ("gzip", "deflate", "zstd"):
         damaged = bytearray(packed)
         damaged[-3] ^= 0xFF

@@ -345,3 +345,38 @@ def test_blank_lines_before_records(tmp_path):
         pages, skipped = read(tmp_path / "a.wet", content)
         assert numbers(pages) == [1, 2, 3]
         assert skipped == {}
+
+
+@pytest.mark.parametrize("length", [0, 100, 150])
+@pytest.mark.parametrize("in_members", [True, False])
+def test_a_length_that_is_too_short(tmp_path, length, in_members):
+    """Costs the record: half of its page was taken for a page. Behind it reading goes on."""
+    bad = re.sub(rb"Content-Length: \d+", b"Content-Length: %d" % length, response(2))
+    parts = [response(1), bad, response(3)]
+    content = b"".join(map(gzip.compress, parts)) if in_members else b"".join(parts)
+    pages, skipped = read(tmp_path / "a.warc", content)
+    assert numbers(pages) == [1, 3]
+    assert skipped[warc.WRONG_LENGTH] == 1
+    assert skipped.lost_bytes >= length
+
+
+@pytest.mark.parametrize("kind", ["response", "continuation"])
+def test_parts_of_a_record(tmp_path, kind):
+    """Are no records: a page that was cut in two gave its beginning as a page, and the rest was not spoken of."""
+    part = re.sub(rb"WARC-Type: \w+", b"WARC-Type: %b\r\nWARC-Segment-Number: 1" % kind.encode(), response(2))
+    pages, skipped = read(tmp_path / "a.warc", response(1) + part + response(3))
+    assert numbers(pages) == [1, 3]
+    assert skipped == {warc.SEGMENTED: 1}
+
+
+@pytest.mark.parametrize("damage", [lambda first: b"", lambda first: first[:30] + b"\xff" * 9 + first[39:]])
+def test_arc_without_its_first_member(tmp_path, damage):
+    """Is told by any other one."""
+    about = b"1 0 Crawler\nURL IP-address Archive-date Content-type Archive-length\n"
+    first = gzip.compress(b"filedesc://a.arc 0.0.0.0 20080131235959 text/plain %d\n%b\n" % (len(about), about))
+    http = b"HTTP/1.1 200 OK\r\nContent-Type: text/html; charset=utf-8\r\n\r\n"
+    parts = [http + html(number).encode() for number in range(3)]
+    line = b"https://a.org/%d 1.2.3.4 20080131235959 text/html %d\n%b\n"
+    members = [gzip.compress(line % (number, len(part), part)) for number, part in enumerate(parts)]
+    pages, _ = read(tmp_path / "a.arc.gz", damage(first) + b"".join(members))
+    assert numbers(pages) == [0, 1, 2]

@@ -94,20 +94,21 @@ def _is_text(body: bytes) -> bool:
 
 
 def _unchunked(body: bytes, max_bytes: int) -> bytes:
-    pieces, place = [], 0
+    pieces: list[bytes] = []
+    place = 0
     while place < len(body):
         line = CHUNK_LINE.match(body, place)
         if line is None:
             raise CodingError("a chunk without its size")
         size = int(line[1], 16)
         if not size:
-            break
+            return b"".join(pieces)
         end = line.end() + size
         if end > len(body):
             raise CodingError("the last chunk is cut off")
         pieces.append(body[line.end() : end])
         place = end + (2 if body.startswith(b"\r\n", end) else 1 if body.startswith(b"\n", end) else 0)
-    return b"".join(pieces)
+    raise CodingError("the last chunk is missing")
 
 
 def _unpacked(suffix: str) -> Undo:

@@ -14,6 +14,7 @@ Members are taken apart here, because warcio, at a damaged one, reads the rest o
 from __future__ import annotations
 
 import io
+import re
 import zlib
 from collections import Counter
 from collections.abc import Generator, Iterator
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
 GZIP_MAGIC = b"\x1f\x8b\x08"
 
 ARC_BEGIN = b"filedesc://"
+
+ARC_LINE = re.compile(rb"[a-z][a-z0-9+.-]*:\S* \S+ [0-9]{14} [^\r\n]*[0-9]\r?\n")
+"""How a record of ARC begins: address, address of the machine, time, type, length."""
 
 BLOCK_BYTES = 1 << 14
 
@@ -61,6 +65,7 @@ BAD_HTTP = "payload that cannot be decoded"
 TOO_DEEP = "HTML nested too deeply"
 TOO_LARGE = "record too large"
 NO_LENGTH = "record without a length"
+SEGMENTED = "part of a record, which are not put together"
 
 
 class Skipped(Counter[str]):
@@ -105,13 +110,20 @@ def read_archive(path: Path, skipped: Skipped, max_bytes: int = MAX_PAYLOAD_BYTE
             head = _behind_blank_lines(stream)
             if not head:
                 continue
-            is_arc = head.startswith(ARC_BEGIN) if is_arc is None else is_arc
-            for record in _records(_Rest(head, stream), skipped, is_arc):
-                found = _found_in(record, skipped, max_bytes)
+            is_arc = _tells_arc(head) if is_arc is None else is_arc
+            for record, iterator in _records(_Rest(head, stream), skipped, bool(is_arc)):
+                found = _found_in(record, iterator, skipped, max_bytes)
                 if isinstance(found, Page):
                     yield found
                 elif found:
                     skipped[found] += 1
+
+
+def _tells_arc(head: bytes) -> bool | None:
+    """Whether an archive is ARC, by a beginning in it; None where that tells nothing, as of a damaged one."""
+    if head.startswith(ARC_BEGIN) or ARC_LINE.match(head):
+        return True
+    return False if head.startswith(b"WARC/") else None
 
 
 def _behind_blank_lines(stream: _Readable) -> bytes:
@@ -122,7 +134,7 @@ def _behind_blank_lines(stream: _Readable) -> bytes:
     return head
 
 
-def _found_in(record: ArcWarcRecord, skipped: Skipped, max_bytes: int) -> Page | str:
+def _found_in(record: ArcWarcRecord, iterator: ArchiveIterator, skipped: Skipped, max_bytes: int) -> Page | str:
     """What `_page_of` finds in a record that ends where its header says; it is read up to there whatever it is."""
     stream = record.raw_stream
     if not hasattr(stream, "limit"):  # all that follows in the file, further records too
@@ -130,17 +142,26 @@ def _found_in(record: ArcWarcRecord, skipped: Skipped, max_bytes: int) -> Page |
     found = _page_of(record, max_bytes)
     while stream.read(BLOCK_BYTES):
         pass
-    if stream.limit <= 0:
+    if stream.limit > 0:
+        skipped.lost_bytes += record.length - stream.limit
+        return CUT_SHORT
+    iterator.read_to_end()  # looks for the blank line behind it
+    if not iterator.err_count:
         return found
-    skipped.lost_bytes += record.length - stream.limit
-    return CUT_SHORT
+    iterator.err_count = 0
+    skipped.lost_bytes += record.length
+    return WRONG_LENGTH
 
 
 def _page_of(record: ArcWarcRecord, max_bytes: int) -> Page | str:
     """The text of a record, or the reason why there is none; empty for a record that is passed over."""
+    headers, http = record.rec_headers, record.http_headers
+    if record.rec_type == "continuation":
+        return SEGMENTED
     if record.rec_type not in ("response", "resource", "conversion"):
         return ""
-    headers, http = record.rec_headers, record.http_headers
+    if headers.get_header("WARC-Segment-Number") is not None:
+        return SEGMENTED
     if record.rec_type == "response" and http is not None and http.get_statuscode() != "200":
         return NOT_FOUND
     declared = (http or headers).get_header("Content-Type") or ""
@@ -199,8 +220,9 @@ def _codings(record: ArcWarcRecord) -> list[str]:
     return [value for kind in kinds for name, value in headers if name.strip().lower() == kind]
 
 
-def _records(stream: _Readable, skipped: Skipped, is_arc: bool) -> Iterator[ArcWarcRecord]:
-    """The records of a stream. Behind one that is damaged, from the next line that begins one."""
+def _records(stream: _Readable, skipped: Skipped, is_arc: bool) -> Iterator[tuple[ArcWarcRecord, ArchiveIterator]]:
+    """The records of a stream, with what has read each. Behind one that is damaged, from the next line that begins
+    one."""
     from warcio.archiveiterator import ArchiveIterator, WARCIterator
     from warcio.exceptions import ArchiveLoadFailed
 
@@ -218,9 +240,6 @@ def _records(stream: _Readable, skipped: Skipped, is_arc: bool) -> Iterator[ArcW
             return
         except (ArchiveLoadFailed, ValueError, AttributeError, IndexError):  # what its parsers raise on odd headers
             skipped[NOT_A_RECORD] += 1
-        finally:
-            if iterator.err_count:
-                skipped[WRONG_LENGTH] += iterator.err_count
         while not (line := reader.readline()).startswith(b"WARC/1."):
             if not line:
                 return
@@ -231,7 +250,7 @@ def _records(stream: _Readable, skipped: Skipped, is_arc: bool) -> Iterator[ArcW
         skipped.lost_bytes += len(block)
 
 
-def _sound_records(iterator: ArchiveIterator) -> Generator[ArcWarcRecord, None, bool]:
+def _sound_records(iterator: ArchiveIterator) -> Generator[tuple[ArcWarcRecord, ArchiveIterator], None, bool]:
     """The records up to the end of a stream, or to one that does not say where it ends; whether it was the end.
 
     Raises:
@@ -239,7 +258,7 @@ def _sound_records(iterator: ArchiveIterator) -> Generator[ArcWarcRecord, None, 
     """
     record = None
     for record in iterator:
-        yield record
+        yield record, iterator
         if not hasattr(record.raw_stream, "limit"):
             return False
     if record is None or iterator.next_line:  # warcio began one more
