@@ -6,6 +6,8 @@ import json
 import os
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from megalite.corpus.corpus import Corpus
@@ -110,3 +112,25 @@ def test_later_stations_read_what_is_no_number(tmp_path: Path):
     url_dedup(corpus_of(tmp_path / "clean"), tmp_path / "urls", UrlDedupConfig())
     (found,) = corpus_of(tmp_path / "urls").read()
     assert json.loads(found.metadata) == {"url": "http://a/b", "score": None}
+
+
+ODD_COLUMNS = {
+    "lists": pa.array([["a text"], [], None]),
+    "structs": pa.array([{"de": "ein Text"}, {"de": None}, None]),
+    "maps": pa.array([[("de", "ein Text")], [], None], pa.map_(pa.string(), pa.string())),
+    "bytes that are no UTF-8, in lists": pa.array([[b"\xff"], [], None])
+    .cast(pa.list_(pa.binary()))
+    .view(pa.list_(pa.string())),
+    "dates": pa.array([10**8, 1, None], pa.date32()),
+}
+
+
+@pytest.mark.parametrize("kind", ODD_COLUMNS)
+def test_a_column_of_texts_that_holds_none(tmp_path, kind):
+    """Its rows are put aside one by one, as of any other type; the file counted as damaged."""
+    pq.write_table(pa.table({"text": ODD_COLUMNS[kind], "id": ["a", "b", "c"]}), tmp_path / "a.parquet")
+    pq.write_table(pa.table({"text": ["fine"]}), tmp_path / "b.parquet")
+    records = list(corpus_of(tmp_path).read())
+    assert [each.text for each in records if isinstance(each, Document)] == ["fine"]
+    bad = [(each.id, each.reason) for each in records if isinstance(each, Rejected)]
+    assert bad == [(name, "no text field, or not a string") for name in "abc"]

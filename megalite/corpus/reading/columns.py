@@ -233,7 +233,8 @@ def read_columns(
         if config.keep_fields:
             metadata = [kept_fields(typed(fields, untyped), config) for fields in fields_of(batch)]
         ids = _ids(batch, rows, piece, config)
-        yield DocumentBatch(make_documents(ids, builder.source, texts.cast(ARROW_TYPE), metadata), rejected)
+        texts = texts.cast(ARROW_TYPE) if _is_text(texts.type) else pa.array([], ARROW_TYPE)  # of lists none is left
+        yield DocumentBatch(make_documents(ids, builder.source, texts, metadata), rejected)
 
 
 def _read_conversations(
@@ -315,6 +316,9 @@ def _is_text(kind: pa.DataType) -> bool:
 def _what_is_wrong(text: pa.Scalar) -> tuple[str, str]:
     """How to show a bad text, and why it is bad."""
     if not text.is_valid or not _is_text(text.type):
-        return repr(text.as_py()), NO_TEXT
+        try:
+            return repr(text.as_py()), NO_TEXT
+        except (OverflowError, ValueError):  # a date that Python has not, bytes that are no UTF-8
+            return f"a value of type {text.type}", NO_TEXT
     content = text.as_buffer().to_pybytes()
     return (shown(content), TOO_LARGE) if is_utf8(content) else (content.decode(errors="backslashreplace"), NOT_UTF8)
