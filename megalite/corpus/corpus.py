@@ -16,6 +16,7 @@ import xxhash
 
 from megalite.corpus.documents import Document, Rejected
 from megalite.corpus.reading.brought import brought_fingerprint, brought_pieces
+from megalite.corpus.reading.decompression import DECODERS
 from megalite.corpus.reading.files import FilePiece
 from megalite.corpus.reading.folders import KNOWN_SUFFIXES, UNFINISHED, is_manifest, is_wanted, list_files, refuse_work
 from megalite.corpus.reading.hub import local_files, located, num_parts, plan_dataset
@@ -171,7 +172,7 @@ def _local_file(path: Path, id: str) -> FoundFile:
 
 def _nothing_to_read(config: DocumentSource) -> DataError:
     patterns = ", ".join(config.include or [f"*{suffix}" for suffix in KNOWN_SUFFIXES])
-    return DataError(f"{config.root}: no file to read; looked for {patterns}, also with .gz and .zst")
+    return DataError(f"{config.root}: no file to read; looked for {patterns}, also with {', '.join(DECODERS)}")
 
 
 def _dataset_source(config: DocumentSource) -> _OpenSource:

@@ -317,3 +317,37 @@ def test_a_web_server_that_sends_whole_files_only(tmp_path, monkeypatch):
         with pytest.raises(DataError, match=r"b\.jsonl: no such file or folder \(.*404"):
             corpus_at(f"http://127.0.0.1:{server.server_port}/b.jsonl")
         server.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "said"),
+    [
+        (403, DataError, "access is refused"),
+        (404, DataError, "no such file or folder"),
+        (429, UnavailableError, "cannot be listed .*429.*; try again"),
+        (500, UnavailableError, "cannot be listed .*500.*; try again"),
+        (None, UnavailableError, "cannot be listed .*; try again"),
+    ],
+)
+def test_what_a_web_server_says(status, kind, said):
+    """Is told: whatever it was, and were there no server, a file was said not to be there."""
+    pytest.importorskip("aiohttp")
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_error(status)
+
+        do_HEAD = do_GET
+
+        def log_message(self, *args):
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        if status is not None:
+            threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        else:
+            server.server_close()
+        with pytest.raises(kind, match=rf"a\.jsonl: {said}"):
+            corpus_at(f"http://127.0.0.1:{server.server_port}/a.jsonl")
+        if status is not None:
+            server.shutdown()

@@ -102,6 +102,26 @@ def test_a_quote_at_the_end_is_no_fault(rest: str, tmp_path: Path):
     assert [type(each) for each in found] == [Document] * 2
 
 
+def test_an_empty_id(tmp_path: Path):
+    """Is none, so that the row is called by its place; several would have one name."""
+    rows = ',one\n"",two\nx,three\n'
+    (tmp_path / "a.csv").write_text(f"id,text\n{rows}")
+    (tmp_path / "b.csv").write_text(f"id,prompt,completion\n{rows}".replace("one", "one,1").replace("two", "two,2"))
+    assert [each.id for each in read(tmp_path / "a.csv")] == ["a.csv:1", "a.csv:2", "x"]
+    found = read(tmp_path / "b.csv", conversations="prompt_completion")
+    assert sorted(each.id for each in found) == ["b.csv:1", "b.csv:2", "b.csv:3"]
+
+
+@pytest.mark.parametrize("suffix", ["csv", "csv.gz"])
+@pytest.mark.parametrize("end", ["", "\n", "\r\n"])
+def test_names_without_rows(suffix: str, end: str, tmp_path: Path):
+    """Are no damage; so did a last line without its end count."""
+    pack = gzip.compress if suffix.endswith("gz") else bytes
+    (tmp_path / f"a.{suffix}").write_bytes(pack(f"id,text{end}".encode()))
+    (tmp_path / "b.csv").write_text("id,text\n1,good")
+    assert [each.id for each in read(tmp_path)] == ["1"]
+
+
 def test_a_file_without_names(tmp_path: Path):
     """What stands in their place is told, short or long; of an empty file, that it is one."""
     path = tmp_path / "a.csv"

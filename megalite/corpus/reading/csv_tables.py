@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any, BinaryIO
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyarrow import csv
 
 from megalite.corpus.documents import ARROW_TYPE, BATCH_BYTES, BatchBuilder, DocumentBatch
@@ -60,6 +61,7 @@ def read_csv(piece: FilePiece, config: DocumentSource, builder: BatchBuilder) ->
         )
         rows = TableRows(piece, builder, piece.first, None, refused).as_far_as_possible(end.looked_for_behind(reader))
         whole = _whole_rows(rows, is_damaged, refused, piece, end, builder)
+        whole = (_without_empty_ids(batch, config) for batch in whole)
         yield from read_columns(whole, piece, config, builder, refused=refused, are_texts=True)
 
 
@@ -104,6 +106,16 @@ def _whole_rows(
     if last is not None:
         is_cut = (is_damaged() or end.is_swallowed) and not is_refused
         yield from _sliced(last.slice(0, last.num_rows - 1) if is_cut else last)
+
+
+def _without_empty_ids(batch: pa.RecordBatch, config: DocumentSource) -> pa.RecordBatch:
+    """An empty field is the only way to say that there is none."""
+    place = batch.schema.get_field_index(config.id_field)
+    if place < 0 or config.id_field == config.text_field:
+        return batch
+    ids = batch.column(place)
+    is_empty = pc.equal(pc.binary_length(ids), 0)
+    return batch.set_column(place, config.id_field, pc.if_else(is_empty, pa.scalar(None, ARROW_TYPE), ids))
 
 
 def _sliced(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:

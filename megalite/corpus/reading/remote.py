@@ -79,6 +79,8 @@ def list_remote(url: str) -> list[FoundFile]:
             return [_found(url, PurePosixPath(file_name(url)).name, root)]
         found = _files_below(filesystem, path)
     except FileNotFoundError as error:
+        if url.startswith(WEB):
+            _tell_answer(url, error)
         why = f" ({_said(error.__cause__)})" if error.__cause__ else ""  # a web server that cannot be reached, too
         raise DataError(f"{url}: no such file or folder{why}; look at it with the tools of this service") from error
     except PermissionError as error:
@@ -91,6 +93,16 @@ def list_remote(url: str) -> list[FoundFile]:
         if not any(part.startswith(".") for part in inner.parts):
             files.append(_found(f"{url.rstrip('/')}/{inner}", str(inner), found[name]))
     return files
+
+
+def _tell_answer(url: str, error: FileNotFoundError) -> None:
+    """Raise another error where a web server, or none, has said something else than that a file is not there."""
+    answer = error.__cause__
+    status = getattr(answer, "status", None)
+    if status in (401, 403):
+        raise DataError(f"{url}: access is refused ({_said(answer or error)}); set the credentials of this service")
+    if answer is not None and status not in (404, 410):
+        raise UnavailableError(f"{url}: cannot be listed ({_said(answer)}); try again, or copy it here") from error
 
 
 def _files_below(filesystem: AbstractFileSystem, path: str) -> dict[str, dict[str, Any]]:
