@@ -12,7 +12,9 @@ import pytest
 
 from megalite.corpus.corpus import Corpus
 from megalite.corpus.documents import Document, Rejected
+from megalite.corpus.reading import columns
 from megalite.corpus.recipe import CleanConfig, DocumentSource
+from megalite.corpus.shards import ShardReading
 from megalite.corpus.spans.settings import UrlDedupConfig
 from megalite.corpus.stations.clean import clean
 from megalite.corpus.stations.spans import url_dedup
@@ -112,6 +114,24 @@ def test_later_stations_read_what_is_no_number(tmp_path: Path):
     url_dedup(corpus_of(tmp_path / "clean"), tmp_path / "urls", UrlDedupConfig())
     (found,) = corpus_of(tmp_path / "urls").read()
     assert json.loads(found.metadata) == {"url": "http://a/b", "score": None}
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "arrow"])
+def test_a_dictionary_with_a_long_text(tmp_path, monkeypatch, suffix):
+    """Which many rows share: it was written out for all of them at once."""
+    monkeypatch.setattr(columns, "BATCH_BYTES", 10_000)
+    texts = ["x" * 4000, None, "y"] * 100
+    table = pa.table({"text": pa.array(texts).dictionary_encode(), "id": [str(row) for row in range(300)]})
+    if suffix == "parquet":
+        pq.write_table(table, tmp_path / "a.parquet")
+    else:
+        with pa.OSFile(str(tmp_path / "a.arrow"), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+            writer.write_table(table)
+    (shard,) = corpus_of(tmp_path).shards()
+    batches = list(ShardReading(shard))
+    assert max(batch.texts.num_bytes for batch in batches) <= 10_000
+    found = {each.id: each.text for batch in batches for each in batch.records() if isinstance(each, Document)}
+    assert found == {str(number): text for number, text in enumerate(texts) if text is not None}
 
 
 ODD_COLUMNS = {

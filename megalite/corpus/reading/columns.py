@@ -214,7 +214,7 @@ def read_columns(
     untyped = set(config.keep_fields) - {config.text_field, config.id_field} if are_texts else set[str]()
     yield from builder.take()
     row = piece.first if first is None else first
-    for batch in batches:
+    for batch in _without_long_dictionaries(batches, config.text_field):
         batch = with_readable_names(plain(batch), config.text_field)
         rows = pa.array(row_numbers(row, batch.num_rows, refused))
         row = rows[-1].as_py() + 1 if len(rows) else row
@@ -235,6 +235,24 @@ def read_columns(
         ids = _ids(batch, rows, piece, config)
         texts = texts.cast(ARROW_TYPE) if _is_text(texts.type) else pa.array([], ARROW_TYPE)  # of lists none is left
         yield DocumentBatch(make_documents(ids, builder.source, texts, metadata), rejected)
+
+
+def _without_long_dictionaries(batches: Iterator[pa.RecordBatch], text_field: str) -> Iterator[pa.RecordBatch]:
+    """The same rows, in parts of some MB when texts are written out: of a dictionary, one may stand in many rows."""
+    for batch in batches:
+        place = batch.schema.get_field_index(text_field)
+        texts = None if place < 0 else batch.column(place)
+        if texts is None or not pa.types.is_dictionary(texts.type) or not _is_text(texts.type.value_type):
+            yield batch
+            continue
+        lengths = pc.fill_null(pc.binary_length(texts.dictionary).take(texts.indices), 0)
+        ends = np.cumsum(lengths.to_numpy(zero_copy_only=False), dtype=np.int64)
+        start = 0
+        while start < batch.num_rows:
+            so_far = int(ends[start - 1]) if start else 0
+            stop = max(start + 1, int(np.searchsorted(ends, so_far + BATCH_BYTES, side="right")))
+            yield batch.slice(start, stop - start)
+            start = stop
 
 
 def _read_conversations(
