@@ -67,7 +67,7 @@ def test_what_is_cut_off_or_damaged_is_no_page(name):
     """Half a page is not taken for one: cut anywhere, or with another byte in the middle, where the coding can tell."""
     packed = PACKERS[name][0](PAGE)
     end = len(packed) - (30 if name == "chunked" else 0)  # the chunk of nothing at the end, and what is behind it
-    for place in range(12, end, 5):
+    for place in range(12, end):
         with pytest.raises(CodingError):
             decoded_body(packed[:place], [name], ENOUGH)
     if name in ("gzip", "deflate", "zstd"):
