@@ -91,6 +91,7 @@ FLOORS_INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "corpus": (
         ("exact_json",),
+        ("json_texts",),
         ("conversations", "documents", "source", "split"),
         ("reading",),
         ("shards",),

@@ -7,9 +7,9 @@
     preference          {"prompt": ..., "chosen": ..., "rejected": ...}, the same; or whole conversations without prompt
 
 All become the first shape; the last one keeps the rejected conversation beside it. A conversation travels as a
-document: its text is what people said, one turn below the other, so that rules judge it and duplicates are found; the
-conversation itself goes along in the metadata. Whatever is wrong with a record is a reason, by which it is put aside
-and counted.
+document: its text is what was said, thought and called, one turn below the other, so that rules judge it and duplicates
+are found; the conversation itself goes along in the metadata. Whatever is wrong with a record is a reason, by which it
+is put aside and counted.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from typing import Any, Literal
 
 import orjson
 
-from megalite.corpus.exact_json import with_field
+from megalite.corpus.exact_json import MOST_DEEP, depth, with_field
+from megalite.corpus.json_texts import Visit, spelt_out, visit_texts
 from megalite.errors import UserError
 
 Shape = Literal[
@@ -56,6 +57,10 @@ SHAREGPT_ROLES = {
 
 MESSAGE_KEYS = ("role", "content", "weight", "name", "tool_calls", "tool_call_id", "reasoning_content")
 """What templates are given of a message, and its weight, which they are not."""
+
+PROSE = ("reasoning_content", "content")
+DATA = ("name", "tool_calls", "tool_call_id")
+"""Of what templates are given of a message: texts for people, and the rest, with what is within."""
 
 HARMLESS_KEYS = ("id", "timestamp", "created_at", "date", "model")
 """Of a message; left out."""
@@ -114,6 +119,8 @@ def parse_conversation(fields: Mapping[str, Any], shape: Shape) -> Conversation:
     if (tools := fields.get("tools")) is not None:
         if not isinstance(tools, list) or not all(isinstance(each, dict) for each in tools):
             raise MalformedRecordError("tools are no list of objects")
+        if depth(tools) > MOST_DEEP:
+            raise MalformedRecordError(f"tools have more than {MOST_DEEP} groups one within another")
         conversation["tools"] = tools
     if "weight" in fields:
         if shape == "preference":
@@ -126,12 +133,11 @@ def parse_conversation(fields: Mapping[str, Any], shape: Shape) -> Conversation:
 
 
 def text_of(conversation: Conversation) -> str:
-    """What is said in it, for rules and for people."""
+    """What is said and thought in it, and what tools are called with, for rules and for people."""
     messages = conversation["messages"]
     others = conversation.get(REJECTED, [])
     own = others[_num_shared(messages, others) :]
-    said = [(each["role"], each.get("content") or _called(each)) for each in (*messages, *own)]
-    return "\n\n".join(f"{role}: {content}" for role, content in said)
+    return "\n\n".join(f"{each['role']}: {_said(each)}" for each in (*messages, *own))
 
 
 def to_metadata(conversation: Conversation, kept: str = "") -> str:
@@ -154,25 +160,44 @@ def from_metadata(metadata: str) -> Conversation | None:
     return orjson.loads(metadata).get(METADATA_KEY) if METADATA_KEY in metadata else None
 
 
-def contents_of(conversation: Conversation) -> list[str]:
-    """The texts of its messages, in order; those without one leave none."""
+def with_prose(conversation: Conversation, visit: Visit) -> Conversation:
+    """The same with what a visitor puts in the place of what is said and thought in it."""
+    return _with_messages(conversation, lambda message: _visited(message, PROSE, visit))
+
+
+def with_data(conversation: Conversation, visit: Visit) -> Conversation:
+    """The same with what a visitor puts in the place of all other texts that a template is given: names, and those in
+    calls of tools and in what these say of themselves."""
+    changed = _with_messages(conversation, lambda message: _visited(message, DATA, visit))
+    return _visited(changed, ("tools",), visit)
+
+
+def has_empty_turn(conversation: Conversation) -> bool:
+    """Whether there is a message that neither says anything nor calls a tool."""
     messages = (*conversation["messages"], *conversation.get(REJECTED, ()))
-    return [each["content"] for each in messages if each.get("content")]
+    return any("tool_calls" not in each and not each.get("content", "").strip() for each in messages)
 
 
-def with_contents(conversation: Conversation, contents: Sequence[str]) -> Conversation:
-    """The same with other texts, as many as `contents_of` has."""
-    rest = iter(contents)
+def _with_messages(conversation: Conversation, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Conversation:
+    names = [name for name in ("messages", REJECTED) if name in conversation]
+    return {**conversation, **{name: [change(each) for each in conversation[name]] for name in names}}
+
+
+def _visited(group: dict[str, Any], names: Sequence[str], visit: Visit) -> dict[str, Any]:
+    """The group with other texts in the fields of these names; prose is one text, whatever it looks like."""
     changed = {
-        name: [{**each, "content": next(rest)} if each.get("content") else each for each in conversation[name]]
-        for name in ("messages", REJECTED)
-        if name in conversation
+        name: visit(group[name], name) if name in PROSE else visit_texts(group[name], visit, name)
+        for name in names
+        if group.get(name)
     }
-    return {**conversation, **changed}
+    return {**group, **changed}
 
 
-def _called(message: Mapping[str, Any]) -> str:
-    return orjson.dumps(message.get("tool_calls")).decode()
+def _said(message: Mapping[str, Any]) -> str:
+    """What a message says, behind what was thought before and in front of the tools that it calls."""
+    calls = message.get("tool_calls")
+    parts = (message.get("reasoning_content"), message.get("content"), spelt_out(calls) if calls else "")
+    return "\n".join(part for part in parts if part)
 
 
 def _messages(found: list[Any]) -> list[dict[str, Any]]:
@@ -202,6 +227,8 @@ def _message(found: Any) -> dict[str, Any]:
     calls = message.get("tool_calls")
     if calls is not None and (not isinstance(calls, list) or not calls or role != "assistant"):
         raise MalformedRecordError("tool_calls of another role, or no list")
+    if depth(calls) > MOST_DEEP:
+        raise MalformedRecordError(f"tool_calls have more than {MOST_DEEP} groups one within another")
     if not message.get("content", "").strip() and calls is None:
         raise MalformedRecordError(f"empty content of {role}")
     for key in ("name", "tool_call_id", "reasoning_content"):

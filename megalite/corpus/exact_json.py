@@ -11,6 +11,9 @@ import orjson
 EXACT_BELOW = 2.0**63
 """Floats of at least this size may have been whole numbers with other digits."""
 
+MOST_DEEP = 100
+"""Groups within groups in what is kept of a record; the readers of later stations end at 254."""
+
 
 def loads(content: bytes, names: Collection[str]) -> Any:
     """What orjson makes of it, with the fields of these names as they are written; in an array, those of each group.
@@ -46,6 +49,15 @@ def with_field(content: str, name: str, value: Any) -> str:
     if not is_plain or orjson.dumps(name).decode() in content:
         return json.dumps({**json.loads(content), **json.loads(added)}, ensure_ascii=False)
     return f"{content[:-1]},{added[1:]}"
+
+
+def depth(value: Any) -> int:
+    """How many groups are one within another."""
+    found, level = 0, [value]
+    while level := [each for each in level if isinstance(each, dict | list | tuple)]:
+        level = [inner for each in level for inner in (each.values() if isinstance(each, dict) else each)]
+        found += 1
+    return found
 
 
 def _may_have_lost_digits(value: Any) -> bool:

@@ -289,11 +289,11 @@ def test_a_station_of_documents_goes_on(tmp_path, monkeypatch):
 
     real = cleaning.clean_texts
 
-    def fails_once(texts, config, metadata):
+    def fails_once(*given):
         calls.append(1)
         if len(calls) == 4:
             raise OSError(errno.EIO, "Input/output error")
-        return real(texts, config, metadata)
+        return real(*given)
 
     monkeypatch.setattr(cleaning, "clean_texts", fails_once)
     with pytest.raises(OSError, match="Input/output error"):

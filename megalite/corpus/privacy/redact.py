@@ -60,17 +60,20 @@ class Redaction(NamedTuple):
     rule: RedactionRule
 
 
-def redact(texts: Texts, config: PrivacyConfig) -> tuple[Texts, dict[str, int]]:
+def redact(texts: Texts, config: PrivacyConfig, is_redacted: np.ndarray | None = None) -> tuple[Texts, dict[str, int]]:
     """Replace what the settings name.
 
     Args:
         texts: not changed; returned as they are when nothing is found.
         config: what to replace by what.
+        is_redacted: bool [texts], those to leave as they are; None where none is.
 
     Returns:
         The texts, and how many of each kind were replaced; kinds that were not found are left out.
     """
     chosen = find_redactions(texts, config)
+    if is_redacted is not None:
+        chosen = [item for item in chosen if not is_redacted[item.document]]
     counts = Counter(item.rule.kind for item in chosen)
     patches = [Patch(item.document, item.start, item.end, item.rule.replacement) for item in chosen]
     return splice(texts, patches), dict(sorted(counts.items()))

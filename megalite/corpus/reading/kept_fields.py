@@ -8,10 +8,9 @@ from typing import Any
 
 from megalite.corpus.conversations import MalformedRecordError
 from megalite.corpus.documents import as_utf8
+from megalite.corpus.exact_json import MOST_DEEP, depth
 from megalite.corpus.source import DocumentSource
 
-MOST_DEEP = 100
-"""Groups within groups in a kept field, all of them; the readers of later stations end at 254."""
 TOO_DEEP = f"a kept field has more than {MOST_DEEP} groups one within another"
 
 
@@ -29,7 +28,7 @@ def kept_fields(fields: dict[str, Any], config: DocumentSource) -> str:
         found.encode()
     except (ValueError, RecursionError):  # no number, half of a surrogate pair, or too deep
         found = ""
-    if (not found or found.count("[") + found.count("{") > MOST_DEEP) and _depth(kept) > MOST_DEEP:
+    if (not found or found.count("[") + found.count("{") > MOST_DEEP) and depth(kept) > MOST_DEEP:
         raise MalformedRecordError(TOO_DEEP)
     return found or json.dumps(_as_json(kept), ensure_ascii=False, default=str)
 
@@ -43,12 +42,3 @@ def _as_json(value: Any) -> Any:
     if isinstance(value, dict):
         return {as_utf8(str(name)): _as_json(each) for name, each in value.items()}
     return [_as_json(each) for each in value] if isinstance(value, list | tuple) else value
-
-
-def _depth(value: Any) -> int:
-    """How many groups are one within another."""
-    depth, level = 0, [value]
-    while level := [each for each in level if isinstance(each, dict | list | tuple)]:
-        level = [inner for each in level for inner in (each.values() if isinstance(each, dict) else each)]
-        depth += 1
-    return depth

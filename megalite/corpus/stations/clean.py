@@ -160,10 +160,12 @@ def clean_shard(task: Task, number: int, folder: Path) -> Report:
             num_bytes += batch.texts.num_bytes
             if config.c4 is not None:
                 refuse_conversations(batch.documents, f"clean.c4 {EDITS}")
-            documents, replaced = repaired(batch.documents, lambda texts: repair_and_redact(texts, config))
+            documents, is_redacted, replaced = repaired(
+                batch.documents, lambda texts: repair_and_redact(texts, config), lambda texts: redact(texts, config)
+            )
             texts, metadata = Texts.from_arrow(documents.column("text")), documents.column("metadata")
-            cleaned = clean_texts(texts, config, metadata)
-            redacted.update(Counter(replaced) + Counter(cleaned.redacted))
+            cleaned = clean_texts(texts, config, metadata, is_redacted)
+            redacted.update(replaced + Counter(cleaned.redacted))
             languages.update(cleaned.languages)
             licenses.update(cleaned.licenses)
             num_described += cleaned.num_described
@@ -199,12 +201,21 @@ class CleanedBatch(NamedTuple):
     """Documents whose metadata name a licence."""
 
 
-def clean_texts(texts: Texts, config: CleanConfig, metadata: pa.Array | None = None) -> CleanedBatch:
-    """Repair and redact a batch, and apply the rules; only licences are looked for in the metadata."""
+def clean_texts(
+    texts: Texts, config: CleanConfig, metadata: pa.Array | None = None, is_redacted: np.ndarray | None = None
+) -> CleanedBatch:
+    """Repair and redact a batch, and apply the rules.
+
+    Args:
+        texts: not changed.
+        config: what to do.
+        metadata: of the documents; only licences are looked for in it.
+        is_redacted: bool [texts], those in which nothing is left to redact; None where none is.
+    """
     from megalite.corpus.rules.apply import apply_rules  # brings numba, which takes a second to import
 
     refused, licenses, num_described = detect_licenses(texts, metadata, config.license)
-    texts, redacted = repair_and_redact(texts, config)
+    texts, redacted = repair_and_redact(texts, config, is_redacted)
     result = apply_rules(texts, config)
     reasons = np.array([*result.reason_names, ""], dtype=object)[result.reason_codes]
     languages: Mapping[str, int] = {}
@@ -215,14 +226,21 @@ def clean_texts(texts: Texts, config: CleanConfig, metadata: pa.Array | None = N
     return CleanedBatch(result.texts, reasons, redacted, languages, licenses, num_described)
 
 
-def repair_and_redact(texts: Texts, config: CleanConfig) -> tuple[Texts, Mapping[str, int]]:
+def repair_and_redact(
+    texts: Texts, config: CleanConfig, is_redacted: np.ndarray | None = None
+) -> tuple[Texts, Mapping[str, int]]:
     """Repair and redact a batch; also what was replaced, by kind."""
     texts = repair(texts, unicode_nfc=config.unicode_nfc, fix_encoding=config.fix_encoding)
+    return redact(texts, config, is_redacted)
+
+
+def redact(texts: Texts, config: CleanConfig, is_redacted: np.ndarray | None = None) -> tuple[Texts, Mapping[str, int]]:
+    """Redact a batch, if that is asked for; also what was replaced, by kind."""
     if config.privacy is None:
         return texts, {}
-    from megalite.corpus.privacy.redact import redact
+    from megalite.corpus.privacy.redact import redact as replace_private
 
-    return redact(texts, config.privacy)
+    return replace_private(texts, config.privacy, is_redacted)
 
 
 def detect_languages(texts: Texts, config: LanguageConfig) -> tuple[np.ndarray, Mapping[str, int]]:

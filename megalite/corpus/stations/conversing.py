@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -15,13 +15,16 @@ import pyarrow.compute as pc
 from megalite.corpus.conversations import (
     METADATA_KEY,
     REJECTED,
-    contents_of,
+    Conversation,
     from_metadata,
+    has_empty_turn,
     text_of,
     to_metadata,
-    with_contents,
+    with_data,
+    with_prose,
 )
 from megalite.corpus.documents import ARROW_TYPE, DocumentBatch, Rejected, with_column
+from megalite.corpus.json_texts import Visit
 from megalite.data.indexed import WEIGHT_DTYPE
 from megalite.errors import DataError
 from megalite.texts import Texts
@@ -52,24 +55,87 @@ def refuse_conversations(documents: pa.RecordBatch, why: str) -> None:
         raise DataError(f"found conversations: {why}")
 
 
-def repaired(documents: pa.RecordBatch, change: Change) -> tuple[pa.RecordBatch, Mapping[str, int]]:
-    """The documents with what is said in conversations repaired, and what was replaced. One of which a turn is left
-    empty has no text any more."""
+class Repaired(NamedTuple):
+    """A batch whose conversations are repaired."""
+
+    documents: pa.RecordBatch
+    is_conversation: np.ndarray
+    """bool [documents]"""
+    replaced: Counter[str]
+    """What was replaced in conversations, by kind."""
+
+
+def repaired(documents: pa.RecordBatch, change: Change, redact: Change) -> Repaired:
+    """The documents with their conversations repaired. One of which a turn is left empty has no text any more.
+
+    Args:
+        documents: columns of SCHEMA.
+        change: repairs and redacts what is said and thought.
+        redact: does that alone to all else that templates are given: blanks in what a tool is called with are meant.
+    """
+    is_conversation = np.zeros(len(documents), bool)
     if not has_conversations(documents):
-        return documents, {}
+        return Repaired(documents, is_conversation, Counter())
     metadata = documents.column("metadata").to_pylist()
     texts = documents.column("text").to_pylist()
     found = {row: each for row, text in enumerate(metadata) if (each := from_metadata(text)) is not None}
-    said = [contents_of(each) for each in found.values()]
-    changed, replaced = change(Texts.of([text for each in said for text in each]))
-    rest = iter(changed)
-    for (row, conversation), own in zip(found.items(), said, strict=True):
-        contents = [next(rest) for _ in own]
-        conversation = with_contents(conversation, contents)
-        texts[row] = text_of(conversation) if all(text.strip() for text in contents) else ""
+    conversations = list(found.values())
+    steps = (
+        (with_prose, lambda texts, names: change(Texts.of(texts))),
+        (with_data, lambda texts, names: _behind_names(redact, texts, names)),
+        (with_data, lambda texts, names: redact(Texts.of(texts))),
+    )
+    replaced: Counter[str] = Counter()
+    for walk, step in steps:
+        conversations, also = _changed(conversations, walk, step)
+        replaced.update(also)
+    for row, conversation in zip(found, conversations, strict=True):
+        texts[row] = "" if has_empty_turn(conversation) else text_of(conversation)
         metadata[row] = to_metadata(conversation, metadata[row])
+    is_conversation[list(found)] = True
     documents = with_column(documents, "metadata", pa.array(metadata, ARROW_TYPE))
-    return with_column(documents, "text", pa.array(texts, ARROW_TYPE)), replaced
+    return Repaired(with_column(documents, "text", pa.array(texts, ARROW_TYPE)), is_conversation, replaced)
+
+
+def _changed(
+    conversations: Sequence[Conversation],
+    walk: Callable[[Conversation, Visit], Conversation],
+    change: Callable[[list[str], list[str]], tuple[Iterable[str], Mapping[str, int]]],
+) -> tuple[list[Conversation], Mapping[str, int]]:
+    """The conversations with all texts changed that a walk visits, in one go, and what was replaced.
+
+    Args:
+        conversations: not changed.
+        walk: goes through the texts of one.
+        change: of texts and the names of the fields that hold them.
+    """
+    texts: list[str] = []
+    names: list[str] = []
+
+    def gather(text: str, name: str) -> str:
+        texts.append(text)
+        names.append(name)
+        return text
+
+    for each in conversations:
+        walk(each, gather)
+    if not texts:
+        return list(conversations), {}
+    changed, replaced = change(texts, names)
+    rest = iter(changed)
+    return [walk(each, lambda _text, _name: next(rest)) for each in conversations], replaced
+
+
+def _behind_names(redact: Change, texts: list[str], names: list[str]) -> tuple[list[str], Mapping[str, int]]:
+    """The texts redacted where they stand behind their names, which alone tell that some are secret; and what was
+    replaced."""
+    lines = [f'{name}: "{text}"' for name, text in zip(names, texts, strict=True)]
+    changed, redacted = list(texts), redact(Texts.of(lines))[0]
+    for number, (name, line) in enumerate(zip(names, redacted, strict=True)):
+        if line.startswith(f'{name}: "') and line.endswith('"'):  # or the name itself was replaced
+            changed[number] = line[len(name) + 3 : -1]
+    told = [line for line, old, new in zip(lines, texts, changed, strict=True) if old != new]
+    return changed, redact(Texts.of(told))[1]
 
 
 COUNTED = ("conversations", "pairs", "conversations_cut", "messages_cut", "tokens_learnt", "tokens_across_borders")
