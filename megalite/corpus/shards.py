@@ -205,8 +205,11 @@ def _capped(batches: Iterator[DocumentBatch], max_bytes: float) -> Iterator[Docu
 def _cut_file(piece: FilePiece, size: int) -> Iterator[FilePiece]:
     """The parts of a file that is much larger than a shard, or the file."""
     suffix = data_suffix(piece.path)
-    is_array = suffix == ".json" and not is_url(piece.path) and _is_array(piece.path)
-    if is_array or is_compressed(piece.path) or text_bytes(piece.path, piece.num_bytes) < 2 * size:
+    if (
+        is_compressed(piece.path)
+        or text_bytes(piece.path, piece.num_bytes) < 2 * size
+        or (suffix == ".json" and _is_array(piece.path))
+    ):
         yield piece
     elif suffix == ".parquet":
         yield from _cut_parquet(piece, size)
@@ -228,7 +231,7 @@ def _is_array(path: str) -> bool:
 def _opened(path: str) -> BinaryIO | None:
     """A file; None of one that cannot be opened, of which the reader says what is wrong with it."""
     try:
-        return open(path, "rb")
+        return open_remote(path) if is_url(path) else open(path, "rb")
     except OSError as error:
         if is_machine_fault(error):
             raise

@@ -24,6 +24,7 @@ from megalite.corpus.corpus import Corpus
 from megalite.corpus.documents import Document, Rejected
 from megalite.corpus.reading.remote import list_remote, open_remote
 from megalite.corpus.recipe import CleanConfig, DocumentSource
+from megalite.corpus.shards import ShardReading
 from megalite.corpus.source import file_name, is_url
 from megalite.corpus.stations.clean import clean
 from megalite.errors import DataError, UnavailableError
@@ -183,6 +184,26 @@ def test_large_files_of_lines_are_cut_without_reading_them(tmp_path, monkeypatch
         documents = list(corpus.documents())
         assert [document.text for document in documents] == texts
         assert len({document.id for document in documents}) == len(texts)
+
+
+def test_an_array_of_json_is_not_cut(tmp_path, monkeypatch):
+    """It has no lines of its own, however it is laid out; a part of one that was cut when it had is refused."""
+    monkeypatch.setattr("megalite.corpus.shards.SMALLEST_SHARD", 500)
+    answer = {"role": "assistant", "content": "a"}
+    records = [{"messages": [{"role": "user", "content": text}, answer]} for text in prose(20)]
+    lines = [json.dumps(each) for each in records]
+    (tmp_path / "array.json").write_text("[\n" + ",\n".join(lines) + "\n]\n")
+    (tmp_path / "lines.json").write_text("\n".join(lines) + "\n")
+    for name, fewest, most in (("array.json", 1, 1), ("lines.json", 3, 20)):
+        for path in (tmp_path / name, upload(tmp_path / name, "counting://bucket")):
+            corpus = Corpus([DocumentSource(path=path, conversations="messages")])
+            assert fewest <= len(corpus.shards()) <= most
+            assert [each.text for each in corpus.documents()] == [f"user: {t}\n\nassistant: a" for t in prose(20)]
+    shards = Corpus([DocumentSource(path=tmp_path / "lines.json", conversations="messages")]).shards()
+    (tmp_path / "lines.json").write_bytes((tmp_path / "array.json").read_bytes())
+    for shard in shards:
+        ((rejected,),) = [batch.rejected for batch in ShardReading(shard)]
+        assert "it has changed" in rejected.reason
 
 
 def test_a_service_without_ranges_is_read_from_front_to_back(tmp_path, monkeypatch):

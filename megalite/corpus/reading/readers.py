@@ -50,6 +50,7 @@ from megalite.corpus.source import DocumentSource, file_name, is_url
 from megalite.errors import DataError
 
 NOT_JSON = "not a JSON object"
+CHANGED = "one array of JSON, where there were lines when the file was cut: it has changed, run the station again"
 LONE_SURROGATE = "half of a surrogate pair"
 TAR = "a tar archive, which is not read: unpack it"
 TAR_MARK = slice(257, 262)
@@ -181,6 +182,9 @@ def _read_json(piece: FilePiece, config: DocumentSource, builder: BatchBuilder) 
     """Conversations in one array of JSON, as sets of them are often handed on, or one a line."""
     with open_content(piece, config, builder) as reading:
         is_array = is_json_array(reading.file.peek(1024) if hasattr(reading.file, "peek") else b"")
+        if is_array and piece.stop is not None:
+            builder.reject(piece.id, "", CHANGED)
+            return
         content = reading.whole() if is_array else b""
         if content is None and not reading.is_damaged:
             builder.reject(piece.id, f"more than {config.max_record_mb:g} MB", TOO_LARGE)
