@@ -143,10 +143,12 @@ class DataRecipe(Section):
 
     def _chat_problems(self) -> Iterator[Problem]:
         assert self.chat is not None
-        editing = {"line_dedup": self.line_dedup, "substring_dedup": self.substring_dedup, "clean.c4": self.clean.c4}
-        for name, section in editing.items():
+        for name, section in {"line_dedup": self.line_dedup, "clean.c4": self.clean.c4}.items():
             if section is not None:
                 yield tuple(name.split(".")), "edits texts, and a conversation stays whole or goes; leave it out"
+        for name, cutting in {"substring_dedup": self.substring_dedup, "decontaminate": self.decontaminate}.items():
+            if cutting is not None and cutting.action == "cut":
+                yield (name, "action"), "cut edits texts, and a conversation stays whole or goes; use drop"
         if self.fim is not None:
             yield ("fim",), "takes texts apart, which conversations are not; make two recipes, and mix what they make"
         if self.pack.repeats:

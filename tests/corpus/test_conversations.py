@@ -20,10 +20,10 @@ from megalite.corpus.corpus import Corpus
 from megalite.corpus.prepare import load_recipe, prepare
 from megalite.corpus.recipe import CleanConfig, DataRecipe
 from megalite.corpus.source import DocumentSource
-from megalite.corpus.spans.settings import LineDedupConfig
+from megalite.corpus.spans.settings import DecontaminateConfig, LineDedupConfig, SubstringConfig
 from megalite.corpus.stations.clean import clean
 from megalite.corpus.stations.forms import Forms
-from megalite.corpus.stations.spans import line_dedup
+from megalite.corpus.stations.spans import decontaminate, line_dedup, substring_dedup
 from megalite.corpus.stations.tokenize import tokenize
 from megalite.data.indexed import IndexedTokens
 from megalite.data.pack import pack
@@ -185,15 +185,34 @@ def test_no_station_edits_a_conversation(tmp_path):
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(
         f"out: {tmp_path}/out\nsources: [{{path: {path}, conversations: auto}}]\nline_dedup: {{}}\nfim: {{}}\n"
+        f"substring_dedup: {{}}\ndecontaminate: {{paths: [{path}], action: cut}}\n"
         "chat: {max_tokens: 4000, too_long: cut, learn: last}\nclean: {c4: {}}\npack: {seq_len: 64}\n"
     )
     with pytest.raises(ConfigError) as error:
         load_recipe(recipe)
-    for part in ("line_dedup: edits", "clean.c4: edits", "chat.max_tokens: 4000", "fim: takes", "too_long: cut leaves"):
+    parts = ("line_dedup: edits", "clean.c4: edits", "substring_dedup.action: cut", "decontaminate.action: cut")
+    for part in (*parts, "chat.max_tokens: 4000", "fim: takes", "too_long: cut leaves"):
         assert part in str(error.value)
     recipe.write_text(f"out: {tmp_path}/out\nsources: [{{path: {path}, conversations: auto}}]\n")
     with pytest.raises(ConfigError, match="chat: is missing: a source has conversations"):
         load_recipe(recipe)
+
+
+def test_stations_that_drop_take_whole_conversations(tmp_path):
+    """Repeated passages, and runs of words of an evaluation set, which here is in the thoughts."""
+    texts = prose(4, seed=2)
+    answers = [A, {**A, "reasoning_content": texts[0]}, {**A, "content": texts[1]}, {**A, "content": texts[1] + "!"}]
+    records = [{"messages": [{**Q, "content": f"question {n}"}, answer]} for n, answer in enumerate(answers)]
+    (tmp_path / "a.jsonl").write_bytes(b"".join(orjson.dumps(each) + b"\n" for each in records))
+    clean(source_of(tmp_path / "a.jsonl"), tmp_path / "clean", CleanConfig(min_chars=None))
+    cleaned = Corpus([DocumentSource(path=tmp_path / "clean")])
+    exam = write_json_lines(tmp_path / "exam.jsonl", [texts[0]])
+    decontaminate(cleaned, tmp_path / "a", DecontaminateConfig(paths=(exam,)))
+    substring_dedup(Corpus([DocumentSource(path=tmp_path / "a")]), tmp_path / "b", SubstringConfig(action="drop"))
+    for name, numbers in (("a", (0, 2, 3)), ("b", (0, 2))):
+        table = pq.read_table(tmp_path / name / "part-00000.parquet")
+        kept = [from_metadata(each)["messages"] for each in table.column("metadata").to_pylist()]
+        assert kept == [records[number]["messages"] for number in numbers]
 
 
 TEMPLATE = (

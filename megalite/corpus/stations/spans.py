@@ -66,7 +66,7 @@ def cut_passages(task: Task, number: int, folder: Path) -> Report:
     def decide(documents: object, texts: Texts, row: int) -> Decision:
         own = spans[np.searchsorted(spans[:, 0], row) : np.searchsorted(spans[:, 0], row + len(texts))] - [row, 0, 0]
         removal = remove_repeats(texts, own, config)
-        return Decision(removal.is_kept, "repeated passages", removal.texts)
+        return Decision(removal.is_kept, "repeated passages", removal.texts if config.action == "cut" else None)
 
     return write_shard(task["path"], number, folder, decide)
 
@@ -116,7 +116,8 @@ def clear_shard(task: Task, number: int, folder: Path) -> Report:
         overlaps = find_overlaps(texts, index)
         removal = remove_overlaps(texts, overlaps, config)
         examples = [index.ids[example] if example >= 0 else "" for example in overlaps.first_example.tolist()]
-        return Decision(removal.is_kept, "contaminated", removal.texts, examples)
+        cut = removal.texts if config.action == "cut" else None
+        return Decision(removal.is_kept, "contaminated", cut, examples)
 
     return write_shard(task["path"], number, folder, decide)
 
