@@ -62,6 +62,8 @@ class Example:
     """None where a removed document's text is not there any more."""
     detail: str = ""
     """What a removed document repeats, or its score."""
+    has_namesakes: bool = False
+    """Whether a removed document's text is left out because several have its id, with other texts."""
 
 
 @dataclass(frozen=True)
@@ -305,15 +307,17 @@ class _Scan:
     def _look_up_texts(self, examples: dict[_RowPlace, Example]) -> dict[_RowPlace, Example]:
         """Removed examples with their texts, as far as the station before still has them."""
         inputs = _input_parts(self.manifest)
-        missing: dict[int, dict[tuple[str, str], _RowPlace]] = {}
+        missing: dict[int, dict[tuple[str, str], list[_RowPlace]]] = {}
         for place, example in examples.items():
             number = self.parts[place.part].number
             if example.text is None and number < len(inputs):
-                missing.setdefault(number, {})[example.source, example.id] = place
+                missing.setdefault(number, {}).setdefault((example.source, example.id), []).append(place)
         found = {}
         for number, places in missing.items():
-            for name, text in _texts_by_name(inputs[number], places):
-                found[places[name]] = replace(examples[places[name]], text=text)
+            for name, texts in _texts_by_name(inputs[number], places).items():
+                text, has_namesakes = (None, True) if len(texts) > 1 else (min(texts), False)
+                for place in places[name]:
+                    found[place] = replace(examples[place], text=text, has_namesakes=has_namesakes)
         return found
 
 
@@ -352,21 +356,22 @@ def _input_parts(manifest: StationManifest) -> list[Path]:
     return paths
 
 
-def _texts_by_name(path: Path, names: Collection[tuple[str, str]]) -> Iterator[tuple[tuple[str, str], str]]:
-    """Texts of the documents with these sources and ids; row groups without any give only their ids."""
-    left = set(names)
+def _texts_by_name(path: Path, names: Collection[tuple[str, str]]) -> dict[tuple[str, str], set[str]]:
+    """Texts of the documents with these sources and ids, two at most of each; row groups without any give only their
+    ids."""
+    found: dict[tuple[str, str], set[str]] = {}
     ids = pa.array([id for _, id in names], ARROW_TYPE)
     with reading_station_file(path), pq.ParquetFile(path) as file:
         for group in range(file.num_row_groups):
             there = pc.is_in(file.read_row_group(group, columns=["id"], use_threads=False)["id"].cast(ARROW_TYPE), ids)
-            if not left or not pc.any(there).as_py():
+            if not pc.any(there).as_py():
                 continue
             table = file.read_row_group(group, columns=["source", "id", "text"], use_threads=False).filter(there)
             for row in table.to_pylist():
                 name = row["source"], row["id"]
-                if name in left:
-                    left.remove(name)
-                    yield name, row["text"]
+                if name in names and len(found.setdefault(name, set())) < 2:
+                    found[name].add(row["text"])
+    return found
 
 
 def _refuse_unknown(folder: Path, wanted: Wanted, scans: Sequence[_Scan]) -> None:

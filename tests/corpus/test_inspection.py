@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -14,10 +15,12 @@ from typer.testing import CliRunner
 
 from megalite.cli.data import reports
 from megalite.corpus.inspection import DUPLICATE, KEPT, Inspection, Wanted, inspect
+from megalite.corpus.near.settings import NearDedupConfig
 from megalite.corpus.recipe import CleanConfig, DedupConfig
 from megalite.corpus.spans.settings import LineDedupConfig, SubstringConfig
 from megalite.corpus.stations.clean import clean
 from megalite.corpus.stations.dedup import dedup
+from megalite.corpus.stations.near import near_dedup
 from megalite.corpus.stations.spans import line_dedup, substring_dedup
 from megalite.errors import DataError
 from tests.kit.data import corpus_of, prose, random_documents, write_json_lines, write_tokens_folder
@@ -154,6 +157,23 @@ def test_a_source_is_counted_by_itself(out):
         expected[KEPT] = sum(row["source"] == "a.jsonl" for row in rows_of(folder))
         assert Counter({group.reason: group.documents for group in inspection.groups}) == expected
         assert {example.source for group in inspection.groups for example in group.examples} == {"a.jsonl"}
+
+
+def test_a_text_is_not_guessed_among_documents_of_one_id(tmp_path):
+    """Where several have the id of a removed one, with other texts; copies have the same text."""
+    (text,) = prose(1, seed=4)
+    texts = [text, f"{text} again", f"{text} and more", "another text", "another text"]
+    records = [{"id": "cat" if text in each else "dog", "text": each} for each in texts]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(each) + "\n" for each in records))
+    clean(corpus_of(tmp_path / "a.jsonl"), tmp_path / "clean", LOOSE)
+    dedup(corpus_of(tmp_path / "clean"), tmp_path / "dedup", DedupConfig())
+    near_dedup(corpus_of(tmp_path / "dedup"), tmp_path / "near", NearDedupConfig())
+    (copies,) = inspect(tmp_path / "dedup", Wanted(reason=DUPLICATE))
+    assert [(each.id, each.text) for each in group(copies, DUPLICATE).examples] == [("dog", "another text")]
+    (near,) = inspect(tmp_path / "near", Wanted(num=9))
+    examples = group(near, "near-duplicate").examples
+    assert [(each.id, each.text, each.has_namesakes) for each in examples] == [("cat", None, True)] * 2
+    assert run("inspect", tmp_path / "near").output.count("several documents have this id") == 2
 
 
 @pytest.mark.parametrize("change", ["gone", "other"])

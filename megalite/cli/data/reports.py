@@ -193,6 +193,8 @@ def _print_examples(group: DocumentGroup, chars: int) -> None:
 
 
 def _length(example: Example) -> str:
+    if example.has_namesakes:
+        return "its text cannot be told: several documents have this id"
     if example.text is None:
         return "its text is not in the folder of the station before any more"
     return f"{len(example.text):,} characters"
