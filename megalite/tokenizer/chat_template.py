@@ -47,11 +47,11 @@ def read_template(folder: Path, given: Path | None) -> str:
     """
     if given is not None:
         try:
-            return given.read_text(encoding="utf-8")
+            return given.read_text(encoding="utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:
             raise DataError(f"{given}: cannot be read ({error}); name a file with a chat template (jinja)") from error
     if (folder / TEMPLATE_FILE).is_file():
-        return (folder / TEMPLATE_FILE).read_text(encoding="utf-8")
+        return (folder / TEMPLATE_FILE).read_text(encoding="utf-8-sig")
     found = _settings(folder).get("chat_template")
     if isinstance(found, list):  # several, by name
         found = {each["name"]: each["template"] for each in found}.get("default")

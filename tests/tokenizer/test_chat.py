@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 
 from megalite.errors import DataError
 from megalite.tokenizer.chat import ChatEncoder
-from megalite.tokenizer.chat_template import UnlearnableError
+from megalite.tokenizer.chat_template import TEMPLATE_FILE, UnlearnableError, read_template
 from megalite.tokenizer.settings import ChatConfig
 
 BLOCKS = (
@@ -180,3 +180,11 @@ def test_templates_that_cannot_be(folder, tmp_path):
         ChatEncoder(folder, ChatConfig(max_tokens=10), eos_id=2)
     dated = encoder(folder, "{{ date_string }}" + PLAIN, tmp_path, variables={"date_string": "26 Jul 2024"})
     assert dated.encode({"messages": TALK[1:3]}).ids.size
+
+
+def test_a_mark_of_byte_order_is_no_part_of_a_template(tmp_path):
+    """Of one's own, or the tokenizer's: it would be learnt in front of every conversation."""
+    for name in ("own.jinja", TEMPLATE_FILE):
+        (tmp_path / name).write_text("\ufeff{{ messages }}", encoding="utf-8")
+    for given in (tmp_path / "own.jinja", None):
+        assert read_template(tmp_path, given) == "{{ messages }}"

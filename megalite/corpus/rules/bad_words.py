@@ -37,7 +37,7 @@ def read_bad_words(config: BadWordsConfig) -> Phrases:
 @lru_cache(maxsize=4)
 def _read(path: Path, _changed: int) -> Phrases:
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: the list of bad words is not UTF-8; save it as UTF-8, one phrase a line") from error
     except OSError as error:

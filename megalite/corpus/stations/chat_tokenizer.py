@@ -38,7 +38,7 @@ def chat_tokenizer(tokenizer: Path, template: Path, out: Path) -> StationResult:
         DataError: the template cannot be read.
     """
     try:
-        text = template.read_text(encoding="utf-8")
+        text = template.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{template}: cannot be read ({error}); name a file with a chat template (jinja)") from error
 
