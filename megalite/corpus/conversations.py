@@ -258,7 +258,8 @@ def _content(found: Any) -> str:
 
 
 def _weight(found: Any, *, or_zero: bool = False, name: str = "weight") -> float:
-    if isinstance(found, bool) or not isinstance(found, int | float) or not math.isfinite(found):
+    is_infinite = isinstance(found, float) and not math.isfinite(found)
+    if isinstance(found, bool) or not isinstance(found, int | float) or is_infinite:
         raise MalformedRecordError("weight that is no number")
     if not (SMALLEST_WEIGHT <= found <= LARGEST_WEIGHT or (or_zero and found == 0)):
         raise MalformedRecordError(f"{name} outside {SMALLEST_WEIGHT:g} to {LARGEST_WEIGHT:g}")

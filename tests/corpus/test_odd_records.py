@@ -18,6 +18,7 @@ from megalite.corpus.shards import ShardReading
 from megalite.corpus.spans.settings import UrlDedupConfig
 from megalite.corpus.stations.clean import clean
 from megalite.corpus.stations.spans import url_dedup
+from megalite.errors import DataError
 from megalite.section import Section
 from tests.kit.data import corpus_of, prose
 
@@ -46,6 +47,13 @@ def read(folder: Path, line: str, **settings: object) -> list[Document | Rejecte
         ('{"text": "x", "id": "a", "url": NaN}', "a", {"url": None}),
         ('{"text": "x", "id": "a", "url": [1, -Infinity, 1e999]}', "a", {"url": [1, None, None]}),
         ('{"text": "x", "id": "a", "url": 1' + 40 * "0" + "}", "a", {"url": 10**40}),
+        (
+            '{"text": "x", "id": "a", "url": [1' + 400 * "0" + ', -1e5, "1"]}',
+            "a",
+            {"url": ["1" + 400 * "0", -1e5, "1"]},
+        ),
+        ('{"text": "x", "id": "a", "url": 9' + 308 * "0" + "}", "a", {"url": "9" + 308 * "0"}),
+        ('{"text": "x", "id": "a", "url": "' + 400 * "0" + '"}', "a", {"url": 400 * "0"}),
         ('{"text": "x", "id": 123456789012345678901, "url": 1e40}', "123456789012345678901", {"url": 1e40}),
         ('{"text": "x", "id": -9223372036854775809, "n": 12345678901234567890}', "-9223372036854775809", {}),
         (
@@ -93,6 +101,49 @@ def test_conversations(tmp_path: Path, line: str, reason: str | None):
         assert reason in found.reason
 
 
+DEEP = [levels * "[" + levels * "]" for levels in (300, 985, 990, 995, 1000, 1005, 1010, 1015, 1020, 1023, 5000)]
+
+
+@pytest.mark.parametrize("deep", DEEP, ids=lambda deep: f"{len(deep) // 2} levels")
+@pytest.mark.parametrize("before", ['"id": ', '"role": "user", "tool_calls": ', '"other": ', '"url": '])
+def test_no_line_is_too_deep_for_a_station(tmp_path: Path, before: str, deep: str):
+    """Whatever field it is in: a document, or put aside by name; also as the role of a message, or in what is no
+    conversation anyway."""
+    for settings in ({}, {"conversations": "auto"}):
+        for line in (
+            '{"text": "x", ' + before + deep + ', "messages": [{"role": "user", "content": "a"}, ' + ANSWER + "]}",
+            '{"messages": [{"role": "user", "content": "a"}, ' + ANSWER[:-1] + ", " + before + deep + "}]}",
+            '{"messages": [{"role": ' + deep + "}], " + before + deep + "}",
+        ):
+            (found,) = read(tmp_path, line, keep_fields=("url",), **settings)
+            assert isinstance(found, Document) or len(found.reason) < 100
+
+
+@pytest.mark.parametrize("weight", [10**400, -(10**400), float("inf")])
+def test_weights_beyond_all_numbers(tmp_path: Path, weight: float):
+    (found,) = read(tmp_path, '{"weight": ' + json.dumps(weight) + ", " + MESSAGES, conversations="auto")
+    assert isinstance(found, Rejected)
+    assert found.reason.startswith("conversation: weight ")
+
+
+def test_one_bad_record_of_an_array_costs_no_other(tmp_path: Path):
+    """As in lines: a NaN and a mark at the beginning are forgiven, half of a surrogate pair is one record's fault."""
+    good = '{"s": NaN, ' + MESSAGES
+    bad = r'{"messages": [{"role": "user", "content": "\ud800"}, ' + ANSWER + "]}"
+    path = tmp_path / "raw.json"
+    path.write_text(f"\ufeff[{good}, {bad}, [[]], {good}]")
+    found = list(Corpus([DocumentSource(path=path, conversations="auto")]).read())
+    assert [each.id for each in found] == ["raw.json:1", "raw.json:4", "raw.json:2", "raw.json:3"]
+    assert [getattr(each, "reason", "") for each in found[2:]] == [
+        "conversation: half of a surrogate pair",
+        "not a JSON object",
+    ]
+    for content in (b"[{", b'[{"messages": "\xff"}]'):
+        path.write_bytes(content)
+        with pytest.raises(DataError, match=r"the first record, raw\.json, was refused \(not (a JSON object|UTF-8)\)"):
+            list(Corpus([DocumentSource(path=path, conversations="auto")]).read())
+
+
 @pytest.mark.parametrize("name", [b"caf\xe9.txt", b"caf\xe9.jsonl"])
 def test_names_of_files_that_are_no_utf8(tmp_path: Path, name: bytes):
     folder = tmp_path / "raw"
@@ -107,13 +158,13 @@ def test_names_of_files_that_are_no_utf8(tmp_path: Path, name: bytes):
 
 
 def test_later_stations_read_what_is_no_number(tmp_path: Path):
-    record = {"text": prose(1)[0], "url": "http://a/b", "score": float("nan")}
+    record = {"text": prose(1)[0], "url": "http://a/b", "score": float("nan"), "size": 10**400}
     (tmp_path / "raw.jsonl").write_text(json.dumps(record) + "\n")
-    source = DocumentSource(path=tmp_path / "raw.jsonl", keep_fields=("url", "score"))
+    source = DocumentSource(path=tmp_path / "raw.jsonl", keep_fields=("url", "score", "size"))
     clean(Corpus([source]), tmp_path / "clean", CleanConfig())
     url_dedup(corpus_of(tmp_path / "clean"), tmp_path / "urls", UrlDedupConfig())
     (found,) = corpus_of(tmp_path / "urls").read()
-    assert json.loads(found.metadata) == {"url": "http://a/b", "score": None}
+    assert json.loads(found.metadata) == {"url": "http://a/b", "score": None, "size": str(10**400)}
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "arrow"])

@@ -7,10 +7,11 @@ from typing import Any
 
 import xxhash
 
+from megalite.corpus.conversations import MalformedRecordError
 from megalite.corpus.documents import BatchBuilder, DocumentBatch
 from megalite.corpus.reading.columns import NO_TEXT, add_conversation
 from megalite.corpus.reading.files import FilePiece
-from megalite.corpus.reading.kept_fields import kept_fields
+from megalite.corpus.reading.kept_fields import id_of, kept_fields, spelt_out
 from megalite.corpus.source import SOURCES, DocumentSource
 from megalite.errors import DataError
 
@@ -70,7 +71,9 @@ def _add(record: Any, where: str, config: DocumentSource, builder: BatchBuilder)
         return
     text = fields.get(config.text_field)
     if not isinstance(text, str):
-        builder.reject(where, str(dict(fields)), NO_TEXT)
+        builder.reject(where, spelt_out(dict(fields)), NO_TEXT)
         return
-    id = fields.get(config.id_field)
-    builder.add(where if id is None else str(id), text.encode(errors="replace"), kept_fields(dict(fields), config))
+    try:
+        builder.add(id_of(fields, where, config), text.encode(errors="replace"), kept_fields(dict(fields), config))
+    except MalformedRecordError as error:
+        builder.reject(where, text, str(error))

@@ -6,7 +6,6 @@ one is read.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -42,7 +41,7 @@ from megalite.corpus.reading.files import (
     is_machine_fault,
     shown,
 )
-from megalite.corpus.reading.kept_fields import kept_fields
+from megalite.corpus.reading.kept_fields import id_of, kept_fields, spelt_out
 from megalite.corpus.reading.remote import open_remote
 from megalite.corpus.reading.separated import row_numbers, typed
 from megalite.corpus.source import DocumentSource, is_url
@@ -282,12 +281,13 @@ def add_conversation(fields: dict[str, Any], where: str, config: DocumentSource,
     try:
         found = parse_conversation(fields, config.conversations)
         metadata = to_metadata(found, kept_fields(fields, config))
+        name = id_of(fields, where, config)
     except MalformedRecordError as error:
-        shown = json.dumps(fields, ensure_ascii=False, default=str).encode(errors="backslashreplace").decode()
-        builder.reject(where, shown, f"conversation: {error}")
+        builder.reject(where, spelt_out(fields), f"conversation: {error}")
         return False
-    given = fields.get(config.id_field)
-    name = where if given is None else str(given)
+    except RecursionError:
+        builder.reject(where, spelt_out(fields), "conversation: too many groups one within another")
+        return False
     builder.add(name, text_of(found).encode(), metadata)
     return True
 

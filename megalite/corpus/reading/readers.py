@@ -44,7 +44,7 @@ from megalite.corpus.reading.files import (
     shown,
 )
 from megalite.corpus.reading.hub import read_dataset
-from megalite.corpus.reading.kept_fields import kept_fields
+from megalite.corpus.reading.kept_fields import id_of, kept_fields, spelt_out
 from megalite.corpus.reading.remote import local_copy
 from megalite.corpus.source import DocumentSource, file_name, is_url
 from megalite.errors import DataError
@@ -157,25 +157,25 @@ def _add_line(line: bytes, where: str, config: DocumentSource, builder: BatchBui
     except UnicodeEncodeError:
         builder.reject(where, line.decode(errors="backslashreplace"), LONE_SURROGATE)
         return False
-    given = fields.get(config.id_field)
     try:
-        builder.add(where if given is None else str(given), encoded, kept_fields(fields, config))
+        builder.add(id_of(fields, where, config), encoded, kept_fields(fields, config))
     except MalformedRecordError as error:
         builder.reject(where, line.decode(errors="backslashreplace"), str(error))
         return False
     return True
 
 
-def _read_leniently(line: bytes, where: str, builder: BatchBuilder) -> Any:
-    """The content of a line that orjson refuses, or None when it is rejected."""
-    if not is_utf8(line):
-        builder.reject(where, line.decode(errors="backslashreplace"), NOT_UTF8)
-        return None
-    try:
-        return json.loads(line)
-    except (ValueError, RecursionError):
-        builder.reject(where, line.decode(errors="backslashreplace"), NOT_JSON)
-        return None
+def _read_leniently(content: bytes, where: str, builder: BatchBuilder, told: str | None = None) -> Any:
+    """JSON that orjson refuses, or None when it is rejected; `told` is shown in the place of what is long."""
+    if is_utf8(content):
+        try:
+            return json.loads(content)
+        except (ValueError, RecursionError):
+            why = NOT_JSON
+    else:
+        why = NOT_UTF8
+    builder.reject(where, content.decode(errors="backslashreplace") if told is None else told, why)
+    return None
 
 
 def _read_json(piece: FilePiece, config: DocumentSource, builder: BatchBuilder) -> Iterator[DocumentBatch]:
@@ -193,14 +193,13 @@ def _read_json(piece: FilePiece, config: DocumentSource, builder: BatchBuilder) 
         return
     try:
         records = exact_json.loads(content or b"[]", (config.id_field, *config.keep_fields))
-    except ValueError as error:
-        builder.reject(piece.id, str(error), NOT_JSON)
-        return
-    for number, fields in enumerate(records, start=1):
+    except ValueError as error:  # one record may hold a NaN or half of a surrogate pair, which is no fault of the rest
+        records = _read_leniently(content or b"", piece.id, builder, told=str(error))
+    for number, fields in enumerate(records or (), start=1):
         if isinstance(fields, dict):
             add_conversation(fields, f"{piece.id}:{number}", config, builder)
         else:
-            builder.reject(f"{piece.id}:{number}", str(fields), NOT_JSON)
+            builder.reject(f"{piece.id}:{number}", spelt_out(fields), NOT_JSON)
         if builder.full():
             yield from builder.take()
 
