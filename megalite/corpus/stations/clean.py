@@ -161,7 +161,9 @@ def clean_shard(task: Task, number: int, folder: Path) -> Report:
             if config.c4 is not None:
                 refuse_conversations(batch.documents, f"clean.c4 {EDITS}")
             documents, is_redacted, replaced = repaired(
-                batch.documents, lambda texts: repair_and_redact(texts, config), lambda texts: redact(texts, config)
+                batch.documents,
+                lambda texts: repair_and_redact(texts, config),
+                None if config.privacy is None else lambda texts: redact(texts, config),
             )
             texts, metadata = Texts.from_arrow(documents.column("text")), documents.column("metadata")
             cleaned = clean_texts(texts, config, metadata, is_redacted)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -65,13 +66,14 @@ class Repaired(NamedTuple):
     """What was replaced in conversations, by kind."""
 
 
-def repaired(documents: pa.RecordBatch, change: Change, redact: Change) -> Repaired:
+def repaired(documents: pa.RecordBatch, change: Change, redact: Change | None) -> Repaired:
     """The documents with their conversations repaired. One of which a turn is left empty has no text any more.
 
     Args:
         documents: columns of SCHEMA.
         change: repairs and redacts what is said and thought.
         redact: does that alone to all else that templates are given: blanks in what a tool is called with are meant.
+            None leaves it as it is.
     """
     is_conversation = np.zeros(len(documents), bool)
     if not has_conversations(documents):
@@ -79,22 +81,19 @@ def repaired(documents: pa.RecordBatch, change: Change, redact: Change) -> Repai
     metadata = documents.column("metadata").to_pylist()
     texts = documents.column("text").to_pylist()
     found = {row: each for row, text in enumerate(metadata) if (each := from_metadata(text)) is not None}
-    conversations = list(found.values())
-    steps = (
-        (with_prose, lambda texts, names: change(Texts.of(texts))),
-        (with_data, lambda texts, names: _behind_names(redact, texts, names)),
-        (with_data, lambda texts, names: redact(Texts.of(texts))),
-    )
-    replaced: Counter[str] = Counter()
-    for walk, step in steps:
-        conversations, also = _changed(conversations, walk, step)
-        replaced.update(also)
-    for row, conversation in zip(found, conversations, strict=True):
+    before = list(found.values())
+    conversations, replaced = _changed(before, with_prose, lambda texts, names: change(Texts.of(texts)))
+    also: Mapping[str, int] = {}
+    if redact is not None:
+        conversations, also = _changed(conversations, with_data, partial(_redacted, redact))
+    for row, old, conversation in zip(found, before, conversations, strict=True):
         texts[row] = "" if has_empty_turn(conversation) else text_of(conversation)
-        metadata[row] = to_metadata(conversation, metadata[row])
+        if conversation is not old:
+            metadata[row] = to_metadata(conversation, metadata[row])
     is_conversation[list(found)] = True
     documents = with_column(documents, "metadata", pa.array(metadata, ARROW_TYPE))
-    return Repaired(with_column(documents, "text", pa.array(texts, ARROW_TYPE)), is_conversation, replaced)
+    documents = with_column(documents, "text", pa.array(texts, ARROW_TYPE))
+    return Repaired(documents, is_conversation, Counter(replaced) + Counter(also))
 
 
 def _changed(
@@ -117,13 +116,31 @@ def _changed(
         names.append(name)
         return text
 
+    borders = [0]
     for each in conversations:
         walk(each, gather)
+        borders.append(len(texts))
     if not texts:
         return list(conversations), {}
-    changed, replaced = change(texts, names)
-    rest = iter(changed)
-    return [walk(each, lambda _text, _name: next(rest)) for each in conversations], replaced
+    found, replaced = change(texts, names)
+    new, changed = list(found), []
+    for each, (begin, end) in zip(conversations, itertools.pairwise(borders), strict=True):
+        is_same = new[begin:end] == texts[begin:end]
+        changed.append(each if is_same else walk(each, _in_turn(new[begin:end])))
+    return changed, replaced
+
+
+def _in_turn(texts: list[str]) -> Visit:
+    """Puts these in the places that a walk visits."""
+    left = iter(texts)
+    return lambda _text, _name: next(left)
+
+
+def _redacted(redact: Change, texts: list[str], names: list[str]) -> tuple[Iterable[str], Mapping[str, int]]:
+    """The texts redacted, first where only the name before one tells that it is secret; and what was replaced."""
+    texts, assigned = _behind_names(redact, texts, names)
+    changed, others = redact(Texts.of(texts))
+    return changed, Counter(assigned) + Counter(others)
 
 
 def _behind_names(redact: Change, texts: list[str], names: list[str]) -> tuple[list[str], Mapping[str, int]]:
