@@ -42,11 +42,16 @@ class ExampleIndex(NamedTuple):
     """Words in a run."""
     ids: tuple[str, ...]
     """Id of each example."""
-    num_too_short: int
-    """Examples with fewer words than a run."""
+    is_too_short: np.ndarray
+    """Which examples have fewer words than a run, bool [examples]."""
     slot_hashes: np.ndarray
     slot_owners: np.ndarray
     filter_bits: np.ndarray
+
+    @property
+    def num_too_short(self) -> int:
+        """Examples with fewer words than a run."""
+        return int(self.is_too_short.sum())
 
 
 class Overlaps(NamedTuple):
@@ -108,16 +113,26 @@ def index_files(
         read: yields the examples of one file, given its path and `text_field`.
 
     Raises:
-        DataError: a file is missing or broken, or no example is long enough to be found.
+        DataError: a file is missing, broken or empty, or no example of it is long enough to be found.
     """
-    examples = (example for path in config.paths for example in read(path, config.text_field))
-    index = index_examples(examples, config.ngram)
-    if index.num_too_short == len(index.ids):
-        names = ", ".join(str(path) for path in config.paths)
-        raise DataError(
-            f"{names}: none of the {len(index.ids)} examples has {config.ngram} words or more, so nothing could be "
-            "found; set a smaller ngram, or the right text_field"
-        )
+    sizes: list[int] = []
+
+    def examples_of(path: Path) -> Iterator[Example]:
+        sizes.append(0)
+        for example in read(path, config.text_field):
+            sizes[-1] += 1
+            yield example
+
+    index = index_examples((example for path in config.paths for example in examples_of(path)), config.ngram)
+    borders = np.cumsum(sizes)
+    for path, start, stop in zip(config.paths, borders - sizes, borders, strict=True):
+        if start == stop:
+            raise DataError(f"{path}: empty: no example is in it; name another file, or leave it out")
+        if index.is_too_short[start:stop].all():
+            raise DataError(
+                f"{path}: none of its {stop - start} examples has {config.ngram} words or more, so nothing of it could "
+                "be found; set a smaller ngram or the right text_field, or leave it out"
+            )
     return index
 
 
@@ -136,8 +151,9 @@ def index_examples(examples: Iterable[Example], ngram: int) -> ExampleIndex:
     joined = Texts.of(texts)
     hashes, _, _, borders = list_ngrams(joined.buffer, joined.offsets, ngram)
     owners = np.repeat(np.array(examples_of, np.int32), np.diff(borders))
-    num_too_short = len(ids) - np.unique(owners).size
-    return ExampleIndex(ngram, tuple(ids), num_too_short, *build_table(hashes, owners))
+    is_too_short = np.ones(len(ids), bool)
+    is_too_short[owners] = False
+    return ExampleIndex(ngram, tuple(ids), is_too_short, *build_table(hashes, owners))
 
 
 def find_overlaps(texts: Texts, index: ExampleIndex) -> Overlaps:

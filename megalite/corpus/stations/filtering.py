@@ -150,6 +150,8 @@ class FilterStation(Generic[Config]):
     """Times that it reads the whole text."""
     inputs: Callable[[Config], Sequence[tuple[Path | str, str]]] = lambda config: ()
     """(path, fingerprint) of what it reads besides the corpus; asked, and may refuse, before there is a folder."""
+    summary: Callable[[dict[str, Any]], str] | None = None
+    """A line for people, from the counts; None is `what_is_kept`."""
 
     def __call__(
         self,
@@ -179,6 +181,7 @@ class FilterStation(Generic[Config]):
             settings=config.model_dump(mode="json"),
             num_passes=self.num_passes,
             inputs=self.inputs(config),
+            summary=self.summary,
         )
 
 

@@ -16,23 +16,31 @@ import json
 from collections.abc import Iterator, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
 from megalite.corpus.corpus import Corpus
-from megalite.corpus.documents import add_numbers
+from megalite.corpus.documents import add_numbers, what_is_kept
 from megalite.corpus.scoring.settings import ClassifierConfig, HarmfulConfig, PerplexityConfig
 from megalite.corpus.scoring.threshold import Scorer, Threshold, best_fraction, pareto_keeps, write_scores
 from megalite.corpus.shards import ShardReading
 from megalite.corpus.source import DocumentSource
 from megalite.corpus.stations.filtering import Decision, Filtering, FilterStation, write_shard
+from megalite.corpus.stations.sampling import SampleReading, account_in_words
 from megalite.stations.hashes import hash_inputs
-from megalite.stations.tasks import Report, Task, run_tasks
+from megalite.stations.tasks import WORK_FOLDER, Report, Task, replacing, run_tasks
 from megalite.texts import Texts
 
+if TYPE_CHECKING:
+    from megalite.corpus.scoring.classifier import Classifier
+    from megalite.corpus.scoring.ngram import NgramModel
+
 SCORES_FOLDER = "scores"
+
+SAMPLES_FILE = "samples.json"
+"""In the work folder: an account of what the model was trained on."""
 
 MODEL_NAMES = {"perplexity": "model", "classifier": "model.npz", "harmful": "model.npz"}
 
@@ -43,17 +51,25 @@ SelectConfig = PerplexityConfig | ClassifierConfig | HarmfulConfig
 
 def _select(filtering: Filtering, folder: Path, config: SelectConfig) -> dict[str, Any]:
     kind, model = filtering.station, config.model
+    samples: dict[str, Any] = {}
     if model is None:
-        model = folder / MODEL_NAMES[kind]
-        if not _is_whole(kind, model):
-            _train(kind, config, model)
+        model, account = folder / MODEL_NAMES[kind], folder / WORK_FOLDER / SAMPLES_FILE
+        if not (_is_whole(kind, model) and account.exists()):
+            _train(kind, config, model, account)
+        samples = {"samples": json.loads(account.read_text(encoding="utf-8"))}
     common = {"kind": kind, **_which(model), "config": config.model_dump_json()}
     tasks: list[Task] = [{**common, "path": path} for path in filtering.paths]
     run_tasks(folder, "score", score_shard, tasks, **filtering.where)
     threshold = _threshold(config, [_scores_file(folder, number) for number in range(len(tasks))])
     value = threshold and threshold.value
     counts = filtering.write(folder, keep_shard, **common, threshold=value)
-    return {**counts, "threshold": value, **_model_facts(kind, model)}
+    return {**counts, "threshold": value, **_model_facts(kind, model), **samples}
+
+
+def _in_words(counts: dict[str, Any]) -> str:
+    """For people: what is kept, and what was not read of the samples."""
+    accounts = counts.get("samples", {}).items()
+    return what_is_kept(counts) + "".join(account_in_words(account, f"the {name} sample") for name, account in accounts)
 
 
 def score_shard(task: Task, number: int, folder: Path) -> Report:
@@ -114,29 +130,50 @@ def _is_whole(kind: str, model: Path) -> bool:
     return model.exists()
 
 
-def _train(kind: str, config: SelectConfig, path: Path) -> None:
-    texts = [_first_texts(sample, config.train_mb) for sample in _samples(config)]
+def _train(kind: str, config: SelectConfig, path: Path, account: Path) -> None:
+    """Train the model and save it, behind an account of the samples for a run that goes on from there."""
+    samples = [_FirstTexts(sample, config.train_mb) for sample in _samples(config)]
+    model: NgramModel | Classifier
     if isinstance(config, PerplexityConfig):
         from megalite.corpus.scoring.ngram import train_ngram
 
-        ngrams = train_ngram(texts[0], order=config.order, min_word_count=config.min_word_count, prune=config.prune)
-        ngrams.save(path)
+        order, rare, prune = config.order, config.min_word_count, config.prune
+        model = train_ngram(samples[0], order=order, min_word_count=rare, prune=prune)
     else:
         from megalite.corpus.scoring.classifier import train_classifier
 
-        names = SAMPLE_NAMES[kind]
-        train_classifier(*texts, hash_bits=config.hash_bits, l2=config.l2, names=names).save(path)
+        model = train_classifier(*samples, hash_bits=config.hash_bits, l2=config.l2, names=SAMPLE_NAMES[kind])
+    names = SAMPLE_NAMES.get(kind, ("training",))
+    accounts = {name: sample.account() for name, sample in zip(names, samples, strict=True)}
+    with replacing(account) as partial:
+        partial.write_text(json.dumps(accounts), encoding="utf-8")
+    model.save(path)
 
 
-def _first_texts(corpus: Corpus, max_mb: float) -> Iterator[Texts]:
-    """Texts of a corpus, batch by batch, up to a number of million bytes."""
-    left = max_mb * 1e6
-    for shard in corpus.shards():
-        for batch in ShardReading(shard):
-            if left <= 0:
-                return
-            left -= batch.texts.num_bytes
+class _FirstTexts:
+    """Texts of a corpus, batch by batch, up to a number of million bytes; counts what it gives.
+
+    Raises:
+        DataError: while iterating: nothing could be read of a source that was reached.
+    """
+
+    def __init__(self, corpus: Corpus, max_mb: float):
+        self._reading = SampleReading(corpus)
+        self._max_bytes = max_mb * 1e6
+        self._num_documents = self._num_bytes = 0
+
+    def __iter__(self) -> Iterator[Texts]:
+        for batch in self._reading:
+            self._num_documents += len(batch.texts)
+            self._num_bytes += batch.texts.num_bytes
             yield batch.texts
+            if self._num_bytes >= self._max_bytes:
+                break
+        self.account()
+
+    def account(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return {"documents": self._num_documents, "text_bytes": self._num_bytes, **self._reading.account()}
 
 
 def _threshold(config: SelectConfig, paths: Sequence[Path]) -> Threshold | None:
@@ -181,6 +218,12 @@ def _scores_file(folder: Path, number: int) -> Path:
     return folder / SCORES_FOLDER / f"{number:05d}.npy"
 
 
-perplexity = FilterStation[PerplexityConfig]("perplexity", _select, num_passes=2, inputs=partial(_inputs, "perplexity"))
-classifier = FilterStation[ClassifierConfig]("classifier", _select, num_passes=2, inputs=partial(_inputs, "classifier"))
-harmful = FilterStation[HarmfulConfig]("harmful", _select, num_passes=2, inputs=partial(_inputs, "harmful"))
+perplexity = FilterStation[PerplexityConfig](
+    "perplexity", _select, num_passes=2, inputs=partial(_inputs, "perplexity"), summary=_in_words
+)
+classifier = FilterStation[ClassifierConfig](
+    "classifier", _select, num_passes=2, inputs=partial(_inputs, "classifier"), summary=_in_words
+)
+harmful = FilterStation[HarmfulConfig](
+    "harmful", _select, num_passes=2, inputs=partial(_inputs, "harmful"), summary=_in_words
+)

@@ -8,6 +8,7 @@ from typing import Any
 
 from megalite.corpus.corpus import Corpus
 from megalite.corpus.split import ALL, CorpusSplit, chosen
+from megalite.corpus.stations.sampling import SampleReading, account_in_words
 from megalite.errors import DataError
 from megalite.progress import NoProgress, ProgressReporter
 from megalite.stations.station import StationResult, run_station
@@ -46,32 +47,36 @@ def train_tokenizer(
         progress.start("train-tokenizer", available and min(available, config.train_mb), "MB")
         sample = _TextSample(corpus, split, config.train_mb, progress)
         info = write_tokenizer(iter(sample), folder, config)
-        progress.finish(f"{info.vocab_size:,} tokens from {sample.num_bytes / 1e6:,.1f} MB of text")
-        return {"documents": sample.num_documents, "text_bytes": sample.num_bytes, "vocab_size": info.vocab_size}
+        summary = f"{info.vocab_size:,} tokens from {sample.num_bytes / 1e6:,.1f} MB of text"
+        progress.finish(summary + account_in_words(sample.account))
+        sizes = {"documents": sample.num_documents, "text_bytes": sample.num_bytes, "vocab_size": info.vocab_size}
+        return sizes | sample.account
 
     settings = config.model_dump(mode="json", exclude={"path"}) | {"split": split.settings()}
     return run_station("train-tokenizer", out, inputs=corpus.inputs, settings=settings, build=build)
 
 
 class _TextSample:
-    """About train_mb of text, drawn by hash over all documents; counts what it gives."""
+    """About train_mb of text, drawn by hash over all documents; counts what it gives, and what could not be read."""
 
     def __init__(self, corpus: Corpus, split: CorpusSplit, train_mb: float, progress: ProgressReporter):
         self._corpus = corpus
         self._split = split
         self._progress = progress
-        available = sum(len(text) for text in self._texts())
+        reading = SampleReading(corpus)
+        available = sum(len(text) for text in self._texts(reading))
+        self.account = reading.account()
         if not available:
             raise DataError("there is no text to train a tokenizer on: the documents are empty or all held out")
         self._fraction = min(1.0, train_mb * 1e6 / available)
         self.num_documents = 0
         self.num_bytes = 0
 
-    def _texts(self) -> Iterator[str]:
-        return (document.text for document in self._corpus.documents() if self._split.keeps(document.text))
+    def _texts(self, reading: SampleReading) -> Iterator[str]:
+        return (text for batch in reading for text in batch.texts if self._split.keeps(text))
 
     def __iter__(self) -> Iterator[str]:
-        for text in self._texts():
+        for text in self._texts(SampleReading(self._corpus)):
             if chosen(text, self._fraction, SAMPLE_SEED):
                 num_bytes = len(text.encode())
                 self.num_documents += 1

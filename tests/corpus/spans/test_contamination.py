@@ -162,8 +162,13 @@ def test_errors_say_what_to_do(tmp_path):
     path = write_json_lines(tmp_path / "set.jsonl", ["just three words"])
     with pytest.raises(DataError, match="field 'question': set text_field"):
         list(read_examples(path, "question"))
-    with pytest.raises(DataError, match="none of the 1 examples has 13 words or more"):
-        index_files(DecontaminateConfig(paths=(path,)))
+    good = write_json_lines(tmp_path / "good.jsonl", [QUESTION])
+    (tmp_path / "empty.jsonl").write_text("")
+    for paths in ((path,), (path, good), (good, path)):
+        with pytest.raises(DataError, match=r"set\.jsonl: none of its 1 examples has 13 words or more"):
+            index_files(DecontaminateConfig(paths=paths))
+    with pytest.raises(DataError, match=r"empty\.jsonl: empty: no example is in it"):
+        index_files(DecontaminateConfig(paths=(tmp_path / "empty.jsonl", good)))
 
 
 def test_own_reader():
