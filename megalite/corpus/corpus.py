@@ -31,7 +31,7 @@ from megalite.corpus.shards import (
     station_shard,
     text_bytes,
 )
-from megalite.corpus.source import DATASET_SETTINGS, LATER, DocumentSource
+from megalite.corpus.source import DATASET_SETTINGS, LATER, UNREAD_IN_STATIONS, DocumentSource
 from megalite.errors import DataError
 from megalite.stations.facts import DOCUMENT_STATIONS
 from megalite.stations.manifest import FILE_NAME, StationManifest, check_input, find_manifest
@@ -193,6 +193,11 @@ def _station_source(config: DocumentSource, root: Path, manifest: StationManifes
     """What a station of documents left behind."""
     if manifest.station not in DOCUMENT_STATIONS:
         raise DataError(f"{root}: made by station {manifest.station!r}; documents are needed here")
+    if unread := config.changed(UNREAD_IN_STATIONS):
+        raise DataError(
+            f"{root}: found {', '.join(unread)}, which the folder of a station does not read: its documents are as "
+            f"{manifest.station!r} has left them; leave it out, or set it where they are read from files"
+        )
     if not manifest.counts["documents"]:
         raise DataError(
             f"{root}: empty: station {manifest.station!r} kept none of {manifest.counts['documents_in']:,} documents; "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any
@@ -58,6 +58,19 @@ UNREAD = {
     "datasets": ("max_expansion",),
 }
 """Settings that a kind of source has no use for, beside those of other kinds alone."""
+
+UNREAD_IN_STATIONS = (
+    "include",
+    "text_field",
+    "id_field",
+    "keep_fields",
+    "conversations",
+    "max_mb",
+    "max_record_mb",
+    "max_expansion",
+    "name",
+)
+"""Settings that the folder of a station has no use for: its documents are as they were read when it was made."""
 
 UNREAD_BY_PLUGINS = ("include", "max_record_mb", "max_expansion")
 
@@ -156,6 +169,12 @@ class DocumentSource(Section):
     def is_brought(self) -> bool:
         """Whether a plug-in reads it."""
         return SOURCES[self.kind] is not None
+
+    def changed(self, names: Sequence[str]) -> list[str]:
+        """Those of some settings that are not as they are by themselves, each with its value."""
+        fields = type(self).model_fields
+        values = {name: getattr(self, name) for name in names}
+        return [f"{name}={value!r}" for name, value in values.items() if value != fields[name].default]
 
     def problems(self) -> Iterator[Problem]:
         brought = SOURCES[self.kind]

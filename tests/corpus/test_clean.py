@@ -97,3 +97,23 @@ def test_a_stations_folder_is_read_back(tmp_path):
     assert {document.source for document in once} == {"shelf"}
     clean(corpus_of(tmp_path / "once"), tmp_path / "twice", CleanConfig())
     assert list(corpus_of(tmp_path / "twice").read()) == once
+
+
+def test_settings_that_a_stations_folder_does_not_read(tmp_path):
+    """Each is refused by name; what a card says of the source is read."""
+    clean(corpus_of(write_json_lines(tmp_path / "a.jsonl", prose(3))), tmp_path / "once", CleanConfig())
+    others = {
+        "include": ("*.txt",),
+        "text_field": "content",
+        "id_field": "name",
+        "keep_fields": ("zz",),
+        "conversations": "auto",
+        "max_mb": 0.001,
+        "max_record_mb": 1.0,
+        "max_expansion": 3.0,
+        "name": "other",
+    }
+    for name, value in others.items():
+        with pytest.raises(DataError, match=rf"once: found {name}=.*the folder of a station does not read"):
+            corpus_of(tmp_path / "once", **{name: value})
+    corpus_of(tmp_path / "once", description="manuals", license="MIT", url="https://a.b")
