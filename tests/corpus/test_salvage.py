@@ -51,7 +51,7 @@ def test_whole_files(suffix, monkeypatch):
     """One member, several, empty ones, none, and padding behind them, however long."""
     pack = PACK[suffix]
     whole = pack(LINES)
-    cases = [(whole, 1), (whole + whole, 2), (pack(b"") + whole + pack(b""), 1), (b"", 0), (whole + bytes(512), 1)]
+    cases = [(whole, 1), (whole + whole, 2), (pack(b"") + whole + pack(b""), 1), (whole + bytes(512), 1)]
     monkeypatch.setattr(DECODERS[suffix], "step", 1 << 10)
     cases += [(whole + bytes(1_100_000), 1), (whole + bytes(1_100_000) + whole + bytes(3), 2)]
     for data, times in cases:
@@ -402,3 +402,29 @@ def test_numbers_of_rows_are_those_of_the_table(tmp_path):
     pq.write_table(pa.table({"text": texts}), tmp_path / "a.parquet", row_group_size=300)
     records = list(corpus_of(tmp_path / "a.parquet").read())
     assert [(record.id, record.text) for record in records] == [(f"a.parquet:{n + 1}", t) for n, t in enumerate(texts)]
+
+
+@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.txt.bz2", "a.txt.xz", "a.jsonl.zst", "a.warc.gz"])
+def test_a_compressed_file_without_a_byte_is_damaged(tmp_path, name):
+    """Any compression of nothing has some; a failed download has none."""
+    (tmp_path / name).write_bytes(b"")
+    write_json_lines(tmp_path / "b.jsonl", ["a text"])
+    bad = [each for each in corpus_of(tmp_path).read() if isinstance(each, Rejected)]
+    assert [(each.id, each.reason) for each in bad] == [(name, "damaged file")]
+    assert "it is empty" in bad[0].text
+
+
+def test_compressed_nothing_is_whole(tmp_path):
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(b""))
+    write_json_lines(tmp_path / "b.jsonl", ["a text"])
+    assert [each.id for each in corpus_of(tmp_path).read()] == ["b.jsonl:1"]
+
+
+def test_metadata_of_archives_are_refused(tmp_path):
+    """By name and in a folder: their records look like text, and are none."""
+    (tmp_path / "x.wat.gz").write_bytes(gzip.compress(b"WARC/1.0\r\n\r\n{}"))
+    write_json_lines(tmp_path / "b.jsonl", ["a text"])
+    bad = [each for each in corpus_of(tmp_path).read() if isinstance(each, Rejected)]
+    assert [each.id for each in bad] == ["x.wat.gz"]
+    with pytest.raises(DataError, match="metadata of a web archive"):
+        list(corpus_of(tmp_path / "x.wat.gz").read())

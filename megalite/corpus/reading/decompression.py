@@ -19,6 +19,8 @@ import lzma
 import zlib
 from typing import Any, BinaryIO, NamedTuple, Protocol
 
+EMPTY = "it is empty, as after a failed download"
+
 UNPACKED_AT_ONCE = 1 << 18
 MOST_PIECES = 64
 """Of so many bytes each, in one step."""
@@ -262,6 +264,8 @@ class Content(io.RawIOBase):
                 break
         start = self._input[: len(self._kind.magic)]
         if not start:
+            if not self._num_read:
+                self.damage = Damage(0, EMPTY)
             return False
         if not self._begins_member(start):
             self.damage = Damage(self.place, "something else begins here")

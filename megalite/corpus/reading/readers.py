@@ -30,8 +30,10 @@ from megalite.corpus.reading.columns import (
     read_parquet,
 )
 from megalite.corpus.reading.csv_tables import read_csv
+from megalite.corpus.reading.decompression import EMPTY
 from megalite.corpus.reading.docstrings import questions_in
 from megalite.corpus.reading.files import (
+    DAMAGED_FILE,
     READ_ERRORS,
     TOO_LARGE,
     UNREADABLE_FILE,
@@ -53,6 +55,7 @@ NOT_JSON = "not a JSON object"
 CHANGED = "one array of JSON, where there were lines when the file was cut: it has changed, run the station again"
 LONE_SURROGATE = "half of a surrogate pair"
 TAR = "a tar archive, which is not read: unpack it"
+WAT = "the metadata of a web archive, which hold no text: take its WARC or WET file"
 TAR_MARK = slice(257, 262)
 """Where the header of its first member names the format."""
 
@@ -104,6 +107,11 @@ def _read_text(piece: FilePiece, config: DocumentSource, builder: BatchBuilder) 
             _add_text(content, piece, builder)
         elif not reading.is_damaged:
             builder.reject(piece.id, f"more than {config.max_record_mb:g} MB", TOO_LARGE)
+    return iter(())
+
+
+def _refuse_metadata(piece: FilePiece, config: DocumentSource, builder: BatchBuilder) -> Iterator[DocumentBatch]:
+    builder.reject(piece.id, "", WAT)
     return iter(())
 
 
@@ -250,6 +258,9 @@ def _read_archive(piece: FilePiece, config: DocumentSource, builder: BatchBuilde
     skipped = Skipped()
     with local_copy(piece.path) if is_url(piece.path) else nullcontext(Path(piece.path)) as path:
         max_bytes = int(config.max_record_mb * 1e6)
+        if is_compressed(piece.path) and not path.stat().st_size:
+            builder.reject(piece.id, EMPTY, DAMAGED_FILE)
+            builder.lose(damaged_files=1)
         for number, page in enumerate(read_archive(path, skipped, max_bytes), start=1):
             fields = {"url": page.url, "date": page.date, "content_type": page.content_type}
             builder.add(f"{piece.id}:{number}", page.text.encode(errors="replace"), kept_fields(fields, config))
@@ -280,6 +291,7 @@ READERS: dict[str, Reader] = {
     ".warc": _read_archive,
     ".wet": _read_archive,
     ".arc": _read_archive,
+    ".wat": _refuse_metadata,
 }
 """By suffix; any other file is plain text, one document each."""
 
