@@ -19,7 +19,7 @@ PACKAGE = ROOT / "megalite"
 
 FLOORS = (
     ("errors", "files", "host", "kernel_cache", "phases"),
-    ("records", "kernel", "texts", "section", "slurm_commands", "slurm_quoting", "page", "spans", "starter"),
+    ("arrays", "records", "kernel", "texts", "section", "slurm_commands", "slurm_quoting", "page", "spans", "starter"),
     ("progress", "plugins"),
     ("addition",),
     ("architecture", "parallel"),

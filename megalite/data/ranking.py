@@ -19,6 +19,7 @@ import numpy as np
 import xxhash
 from pydantic import NonNegativeInt
 
+from megalite.arrays import load_array
 from megalite.data.layout import Layout, map_column
 from megalite.data.order import KeyedPermutation
 from megalite.errors import DataError
@@ -66,16 +67,23 @@ class RankedOrder:
         return self._ranks[places]
 
 
-def load_scores(path: Path) -> np.ndarray:
+def load_scores(path: Path, num_documents: int) -> np.ndarray:
     """A .npy file of scores.
 
+    Args:
+        path: the file.
+        num_documents: of the stream.
+
     Raises:
-        DataError: it cannot be read.
+        DataError: it cannot be read, or does not hold a real number for each document.
     """
-    try:
-        return np.load(path, allow_pickle=False)
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: no array of scores ({error}); write one with numpy.save") from error
+    scores = load_array(path, "write the scores with numpy.save")
+    if scores.ndim != 1 or scores.dtype.kind not in "biuf" or scores.size != num_documents:
+        raise DataError(
+            f"{path}: found shape {scores.shape} of {scores.dtype}, expected {num_documents} real numbers: one for "
+            "each document of the tokens, in their order"
+        )
+    return scores
 
 
 def write_ranks(layout: Layout, document_scores: np.ndarray, out: Path) -> None:

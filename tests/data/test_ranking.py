@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from megalite.config.schema import SourceConfig
 from megalite.data.mix_plan import MixSettings
-from megalite.data.ranking import RankedOrder, damage_of_ranks, write_ranks
+from megalite.data.ranking import RankedOrder, damage_of_ranks, load_scores, write_ranks
 from megalite.data.samples import open_samples
 from megalite.errors import DataError
 from tests.kit.data import random_documents, write_packed_folder
@@ -92,3 +92,32 @@ def test_ranks_that_name_no_sample_are_refused(tmp_path):
         with pytest.raises(DataError, match=f"damaged: {message}|damaged: .*{message}"):
             open_samples(configs, seq_len=SEQ_LEN, seed=1, document_masks=True, mix=mix)
         assert message in damage_of_ranks(tmp_path / "ranks.npy")
+
+
+@pytest.mark.parametrize(
+    ("scores", "message"),
+    [
+        (np.zeros(6), r"found shape \(6,\) of float64, expected 5 real numbers"),
+        (np.zeros(4), r"found shape \(4,\)"),
+        (np.zeros((5, 2)), r"found shape \(5, 2\)"),
+        (np.zeros(5, complex), "of complex128"),
+        (np.array(["a"] * 5), "of <U1"),
+    ],
+)
+def test_scores_are_a_real_number_for_each_document(tmp_path, scores, message):
+    """Not more, not fewer, and of no other kind."""
+    np.save(tmp_path / "scores.npy", scores)
+    with pytest.raises(DataError, match=message):
+        load_scores(tmp_path / "scores.npy", 5)
+
+
+def test_files_of_scores_that_are_none(tmp_path):
+    """Empty, cut, several arrays, or not there."""
+    np.savez(tmp_path / "several.npz", a=np.zeros(5))
+    (tmp_path / "several.npz").rename(tmp_path / "several.npy")
+    np.save(tmp_path / "cut.npy", np.zeros(5))
+    (tmp_path / "cut.npy").write_bytes((tmp_path / "cut.npy").read_bytes()[:-3])
+    (tmp_path / "empty.npy").write_bytes(b"")
+    for name, message in (("several", "several arrays"), ("cut", "damaged"), ("empty", "damaged"), ("no", "missing")):
+        with pytest.raises(DataError, match=rf"{name}\.npy.*{message}"):
+            load_scores(tmp_path / f"{name}.npy", 5)

@@ -130,6 +130,9 @@ def rank(
 
     opened = open_source(SourceConfig(path=source), name=source.name, seq_len=seq_len)
     is_file = scores.endswith(".npy")
-    numbers = load_scores(Path(scores)) if is_file else read_scores(tokens_folder(source), scores)
+    if is_file:
+        numbers = load_scores(Path(scores), opened.tokens.num_documents)
+    else:
+        numbers = read_scores(tokens_folder(source), scores)
     write_ranks(opened.layout, numbers, out)
     typer.echo(f"{out}: {opened.layout.num_samples} samples in rising order")
