@@ -11,11 +11,13 @@ import pytest
 
 from megalite.config.schema import SourceConfig
 from megalite.corpus.split import CorpusSplit, parse_split
+from megalite.corpus.stations.forms import Forms
 from megalite.corpus.stations.tokenize import tokenize
 from megalite.data.indexed import IndexedTokens
 from megalite.data.samples import open_samples
 from megalite.errors import DataError
 from megalite.stations.runners import LocalPool
+from megalite.tokenizer.settings import FillInConfig
 from megalite.tokenizer.tokenizer import Tokenizer
 from tests.kit.data import all_bytes, corpus_of, prose, write_json_lines
 
@@ -125,3 +127,11 @@ def test_splits_that_cannot_be(part, fraction, message):
     """What a user may write wrongly."""
     with pytest.raises(DataError, match=message):
         parse_split(part, fraction)
+
+
+def test_descriptions_do_not_fit_pieces_of_documents(tmp_path, texts, tokenizer_folder):
+    """fim.level=context makes several of one document, which has one description."""
+    forms = Forms(fim=FillInConfig(level="context"), seq_len=32)
+    corpus = corpus_of(write_json_lines(tmp_path / "a.jsonl", texts))
+    with pytest.raises(DataError, match="--describe has a line for each document"):
+        tokenize(corpus, tokenizer_folder, tmp_path / "out", describe=True, forms=forms)

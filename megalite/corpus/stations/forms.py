@@ -72,12 +72,16 @@ class Forms:
     def _fim_length(self) -> int | None:
         return self.seq_len if self.fim is not None and self.fim.level == "context" else None
 
-    def check(self, tokenizer: Tokenizer) -> None:
-        """Whether a tokenizer has what they need.
+    def check(self, tokenizer: Tokenizer, *, describe: bool) -> None:
+        """Whether a tokenizer has what they need, and whether each document can be described.
 
         Raises:
-            DataError: a token is missing, or there is no template.
+            DataError: a token is missing, there is no template, or documents are taken apart that are to be described.
         """
+        if describe and self.fim is not None and self.fim.level == "context":
+            raise DataError(
+                "--describe has a line for each document, and fim.level=context makes several of one; leave one out"
+            )
         if self.fim is not None:
             sentinel_ids(tokenizer, self.fim)
         if self.chat is not None:

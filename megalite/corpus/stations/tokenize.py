@@ -73,13 +73,13 @@ def tokenize(
         progress: told of every shard.
 
     Raises:
-        DataError: the tokenizer cannot be loaded, a source cannot be read at all, or all is empty.
+        DataError: the tokenizer cannot be loaded or does not fit, a source cannot be read at all, or all is empty.
     """
     progress, runner = progress or NoProgress(), runner or InProcess()
     tokenizer = _load_once(tokenizer_folder.absolute(), fingerprint_files(tokenizer_folder))
     inputs = [*corpus.inputs, (tokenizer_folder, tokenizer.fingerprint)]
     settings = _settings(tokenizer, len(inputs) - 1, split, describe=describe) | forms.settings(tokenizer_folder)
-    forms.check(tokenizer)
+    forms.check(tokenizer, describe=describe)
     shards = corpus.shards()
     common: Task = {"tokenizer": str(tokenizer_folder.absolute()), "fingerprint": tokenizer.fingerprint}
     common |= {"split": split.settings(), "describe": describe, "forms": forms.task()}
