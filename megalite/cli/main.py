@@ -122,7 +122,9 @@ def main(arguments: list[str] | None = None) -> None:
     except UsageError as error:
         _show(error)
         code = EXIT_BAD_INPUT
-    except typer.Abort:  # how older Typers report Ctrl-C; newer ones return 130
+    except typer.Abort as error:  # how older Typers report Ctrl-C; newer ones return 130
+        if isinstance(error.__cause__, EOFError):  # of a file that ends too soon, which is reported likewise
+            raise error.__cause__ from None
         code = EXIT_INTERRUPTED
     if code == EXIT_INTERRUPTED:
         print(INTERRUPTED, file=sys.stderr)

@@ -45,6 +45,18 @@ def test_what_ends_a_command_is_said_in_a_line(monkeypatch, capsys, error, code,
     assert capsys.readouterr().err.strip() == line
 
 
+def test_a_file_that_ends_too_soon_is_no_interruption(monkeypatch):
+    """Both reach us as one exception."""
+
+    def fail() -> None:
+        raise EOFError("no data left in file")
+
+    command = next(each for each in main.app.registered_commands if each.callback is setup.doctor)
+    monkeypatch.setattr(command, "callback", fail)
+    with pytest.raises(EOFError, match="no data left"):
+        main.main(["doctor"])
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

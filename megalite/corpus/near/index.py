@@ -23,9 +23,12 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 import numpy as np
+from pydantic import NonNegativeInt
 
+from megalite.arrays import load_array
 from megalite.corpus.near.settings import NearDedupConfig
 from megalite.errors import DataError
+from megalite.records import OpenRecord, read_record
 from megalite.stations.tasks import replacing
 
 INDEX_FILE = "index.json"
@@ -165,10 +168,7 @@ class Index:
         """One array of a shard, mapped."""
         folder, number = self._shards[shard]
         path = shard_file(folder, number, name)
-        try:
-            return np.load(path, mmap_mode="r")
-        except FileNotFoundError as error:
-            raise DataError(f"{path} is missing; the index beside it names it. Make the index anew") from error
+        return load_array(path, "the index beside it names it: make the index anew", mapped=True)
 
     def names_file(self, shard: int) -> Path:
         """Path of the names of a shard's documents, which older indexes have not."""
@@ -216,14 +216,21 @@ def _read_index_file(folder: Path, config: NearDedupConfig) -> list[int]:
     path = folder / INDEX_FILE
     if not path.is_file():
         raise DataError(f"{path} is missing; name the index folder that an earlier near-dedup has left")
-    content = json.loads(path.read_text(encoding="utf-8"))
+    content = read_record(path, _IndexRecord, "make the index anew")
     wanted = index_settings(config)
     if config.verify == "none":  # then nothing but the bands is looked at
-        wanted["verify"] = content["settings"]["verify"]
+        del wanted["verify"]
     for name, value in wanted.items():
-        if content["settings"][name] != value:
+        if (found := content.settings.get(name)) != value:
             raise DataError(
-                f"{folder} was made with {name}={content['settings'][name]}, and {name}={value} is wanted; "
+                f"{folder} was made with {name}={found}, and {name}={value} is wanted; "
                 "use the settings it was made with, or make it anew"
             )
-    return content["documents"]
+    return content.documents
+
+
+class _IndexRecord(OpenRecord):
+    """index.json."""
+
+    settings: dict[str, int | float | str | None]
+    documents: list[NonNegativeInt]

@@ -24,7 +24,9 @@ from pathlib import Path
 
 import numpy as np
 import xxhash
+from pydantic import TypeAdapter
 
+from megalite.arrays import DAMAGE
 from megalite.corpus.scoring.logistic import (
     area_under_curve,
     calibrate,
@@ -123,12 +125,19 @@ class Classifier:
         try:
             with np.load(path, allow_pickle=False) as arrays:
                 weights, settings = arrays["weights"], json.loads(str(arrays["settings"]))
-        except (ValueError, KeyError, OSError) as error:
-            raise DataError(f"{path}: not a classifier ({error}); train it again") from error
-        if settings.get("format") != FORMAT:
-            raise DataError(f"{path}: format {settings.get('format')!r}, expected {FORMAT}; train it again")
-        settings["report"] = ClassifierReport(**settings["report"])
-        return cls(weights, ClassifierSettings(**settings))
+            if (found := settings.get("format")) != FORMAT:
+                raise DataError(f"{path}: format {found!r:.40}, expected {FORMAT}; train it again")
+            checked = TypeAdapter(ClassifierSettings).validate_python(settings)
+        except DataError:
+            raise
+        except (OSError, *DAMAGE) as error:
+            raise DataError(f"{path}: damaged, or not a classifier ({error}); train it again") from error
+        if weights.dtype != np.float32 or weights.shape != (2**checked.hash_bits,):
+            raise DataError(
+                f"{path}: damaged: weights of shape {weights.shape} and {weights.dtype}, expected "
+                f"{2**checked.hash_bits} of float32; train it again"
+            )
+        return cls(weights, checked)
 
 
 def train_classifier(

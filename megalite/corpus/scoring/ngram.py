@@ -23,8 +23,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from pydantic import TypeAdapter, ValidationError
 
+from megalite.arrays import load_array
 from megalite.errors import DataError
+from megalite.records import explain, parse_json
 from megalite.stations.tasks import replacing
 from megalite.texts import Texts
 
@@ -99,19 +102,26 @@ class NgramModel:
         """Map a model into memory: workers of one machine share it.
 
         Raises:
-            DataError: no such model, or one of another format.
+            DataError: no such model, one of another format, or a damaged one.
         """
         settings_path, table_path = folder / SETTINGS_FILE, folder / TABLE_FILE
         if not settings_path.is_file() or not table_path.is_file():
             raise DataError(f"{folder}: no n-gram model here; expected {SETTINGS_FILE} and {TABLE_FILE}")
-        settings = json.loads(settings_path.read_text(encoding="utf-8"))
-        if settings.get("format") != FORMAT:
-            raise DataError(f"{settings_path}: format {settings.get('format')!r}, expected {FORMAT}; train it again")
-        table = np.load(table_path, mmap_mode="r", allow_pickle=False)
-        for name in ("prune", "num_ngrams", "fallback_orders"):
-            settings[name] = tuple(settings[name])
-        settings["discounts"] = tuple(map(tuple, settings["discounts"]))
-        return cls(np.asarray(table), NgramSettings(**settings))
+        content = settings_path.read_bytes()
+        plain = parse_json(content, settings_path, "train it again")
+        if (found := plain.get("format") if isinstance(plain, dict) else None) != FORMAT:
+            raise DataError(f"{settings_path}: format {found!r:.40}, expected {FORMAT}; train it again")
+        try:
+            settings = TypeAdapter(NgramSettings).validate_json(content)
+        except ValidationError as error:
+            raise DataError(f"{settings_path}: damaged: {explain(error)}; train it again") from error
+        table = load_array(table_path, "train it again", mapped=True)
+        if table.dtype != np.uint64 or table.ndim != 2 or table.shape[1] != 2 or len(table).bit_count() != 1:
+            raise DataError(
+                f"{table_path}: damaged: shape {table.shape} of {table.dtype}, expected (a power of two, 2) of uint64; "
+                "train it again"
+            )
+        return cls(np.asarray(table), settings)
 
 
 def train_ngram(

@@ -269,11 +269,18 @@ def look_up(shards: np.ndarray, rows: np.ndarray, file_of: Callable[[int], Path]
         shards: int64 [documents], the shard of each.
         rows: int64 [documents], its row in the shard.
         file_of: the file of a shard's names.
+
+    Raises:
+        DataError: such a file is damaged.
     """
     order = np.argsort(shards, kind="stable")
     tables = [NAMES_SCHEMA.empty_table()]
     for shard in np.unique(shards).tolist():
-        with pa.memory_map(str(file_of(shard))) as file:
-            names = pa.ipc.open_file(file).read_all()
-            tables.append(names.take(pa.array(rows[order][shards[order] == shard])).cast(NAMES_SCHEMA))
+        path = file_of(shard)
+        try:
+            with pa.memory_map(str(path)) as file:
+                names = pa.ipc.open_file(file).read_all()
+                tables.append(names.take(pa.array(rows[order][shards[order] == shard])).cast(NAMES_SCHEMA))
+        except (OSError, pa.ArrowException) as error:
+            raise DataError(f"{path}: damaged, or no names of documents ({error}); make its index anew") from error
     return pa.concat_tables(tables).take(pa.array(np.argsort(order))).combine_chunks()

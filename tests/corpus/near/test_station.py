@@ -279,3 +279,17 @@ def test_missing_or_misfit_arrays_are_refused(tmp_path):
             find_near_duplicates(
                 shards, tmp_path / f"d{number}", NearDedupConfig(), runner=InProcess(), progress=NoProgress()
             )
+
+
+def test_damaged_indexes_are_refused(tmp_path):
+    """Arrays that are empty or cut, and an index.json that is broken or lacks a key."""
+    run(tmp_path / "old", ["some words"], NearDedupConfig())
+    older = tmp_path / "old/out" / INDEX_FOLDER
+    for name in ("index.json", "00000.band_keys.npy"):
+        path = older / name
+        whole = path.read_bytes()
+        for number, content in enumerate((b"", whole[:-2], b"{}")):
+            path.write_bytes(content)
+            with pytest.raises(DataError, match=rf"{name}: damaged.*make the index anew"):
+                run(tmp_path / f"new-{name}-{number}", ["some words"], NearDedupConfig(), older=[older])
+        path.write_bytes(whole)

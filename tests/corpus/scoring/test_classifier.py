@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections import Counter
 
 import numpy as np
@@ -183,3 +184,31 @@ def test_mistakes_are_named(tmp_path):
     (tmp_path / "text.npz").write_text("something else")
     with pytest.raises(DataError, match="not a classifier"):
         Classifier.load(tmp_path / "text.npz")
+
+
+def test_damaged_files_are_refused(tmp_path):
+    """Empty, cut, a flipped byte, settings without a key, weights of another size, and an array alone."""
+    path = tmp_path / "quality.npz"
+    trained().save(path)
+    content = path.read_bytes()
+    with np.load(path) as arrays:
+        weights, settings_ = arrays["weights"], json.loads(str(arrays["settings"]))
+    flipped = bytearray(content)
+    flipped[1000] ^= 1
+    for damaged in (b"", content[:-50], content[:100], bytes(flipped)):
+        path.write_bytes(damaged)
+        with pytest.raises(DataError, match=r"quality\.npz: damaged, or not a classifier .*train it again"):
+            Classifier.load(path)
+    for wrong in ({name: value for name, value in settings_.items() if name != "bias"}, ["list"]):
+        with open(path, "wb") as file:
+            np.savez(file, weights=weights, settings=np.array(json.dumps(wrong)))
+        with pytest.raises(DataError, match="damaged, or not a classifier"):
+            Classifier.load(path)
+    with open(path, "wb") as file:
+        np.savez(file, weights=weights[1:], settings=np.array(json.dumps(settings_)))
+    with pytest.raises(DataError, match="damaged: weights of shape"):
+        Classifier.load(path)
+    with open(path, "wb") as file:
+        np.save(file, weights)
+    with pytest.raises(DataError, match="damaged, or not a classifier"):
+        Classifier.load(path)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megalite.corpus.scoring.ngram import SETTINGS_FILE, NgramModel, train_ngram
+from megalite.corpus.scoring.ngram import SETTINGS_FILE, TABLE_FILE, NgramModel, train_ngram
 from megalite.errors import DataError
 from megalite.texts import Texts
 from tests.corpus.scoring.plain_kneser_ney import PlainKneserNey, plain_lines
@@ -102,3 +102,23 @@ def test_mistakes_are_named(tmp_path):
     (tmp_path / SETTINGS_FILE).write_text(json.dumps(settings_ | {"format": 99}))
     with pytest.raises(DataError, match="format 99, expected 1"):
         NgramModel.load(tmp_path)
+
+
+def test_damaged_models_are_refused(tmp_path):
+    """A table that is empty, cut or of another shape; settings that are no JSON, or lack a key."""
+    train_ngram([Texts.of(["a b"])]).save(tmp_path)
+    table, settings_ = tmp_path / TABLE_FILE, tmp_path / SETTINGS_FILE
+    whole, text = table.read_bytes(), settings_.read_text()
+    for content in (b"", whole[:-5], whole[:40]):
+        table.write_bytes(content)
+        with pytest.raises(DataError, match=r"table\.npy: damaged.*train it again"):
+            NgramModel.load(tmp_path)
+    np.save(table, np.zeros((3, 2), np.uint64))
+    with pytest.raises(DataError, match=r"table\.npy: damaged: shape \(3, 2\)"):
+        NgramModel.load(tmp_path)
+    table.write_bytes(whole)
+    lacking = {name: value for name, value in json.loads(text).items() if name != "order"}
+    for content in (text[:50], json.dumps(lacking)):
+        settings_.write_text(content)
+        with pytest.raises(DataError, match=r"ngram\.json: damaged"):
+            NgramModel.load(tmp_path)

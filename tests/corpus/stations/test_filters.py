@@ -172,6 +172,10 @@ def test_near_duplicates_name_their_twins(tmp_path):
     (row,) = removed_from(tmp_path / "later" / "named")
     assert (row["kept_id"], row["kept_source"]) == kept[given[5]["text"]]
     for path in index.glob("*.names.arrow"):
+        path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(DataError, match=r"names\.arrow: damaged, .*make its index anew"):
+        near(fresh, tmp_path / "later" / "damaged", older=[index])
+    for path in index.glob("*.names.arrow"):
         path.unlink()
     near(fresh, tmp_path / "later" / "unnamed", older=[index])
     (row,) = removed_from(tmp_path / "later" / "unnamed")
