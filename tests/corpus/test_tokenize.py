@@ -8,6 +8,8 @@ from itertools import pairwise
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+import tokenizers
+import transformers
 
 from megalite.config.schema import SourceConfig
 from megalite.corpus.split import CorpusSplit, parse_split
@@ -19,6 +21,7 @@ from megalite.errors import DataError
 from megalite.stations.runners import LocalPool
 from megalite.tokenizer.settings import FillInConfig
 from megalite.tokenizer.tokenizer import Tokenizer
+from tests.corpus.stations.test_filters import Summary
 from tests.kit.data import all_bytes, corpus_of, prose, write_json_lines
 
 
@@ -135,3 +138,24 @@ def test_descriptions_do_not_fit_pieces_of_documents(tmp_path, texts, tokenizer_
     corpus = corpus_of(write_json_lines(tmp_path / "a.jsonl", texts))
     with pytest.raises(DataError, match="--describe has a line for each document"):
         tokenize(corpus, tokenizer_folder, tmp_path / "out", describe=True, forms=forms)
+
+
+def test_unknown_tokens_are_counted(tmp_path):
+    """In the manifest and the summary; where every byte has a token there are none."""
+    vocab = {"[UNK]": 0, "[SEP]": 1, "known": 2}
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocab, unk_token="[UNK]"))
+    words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    folder = tmp_path / "words"
+    transformers.PreTrainedTokenizerFast(tokenizer_object=words, unk_token="[UNK]", eos_token="[SEP]").save_pretrained(
+        folder
+    )
+    corpus = corpus_of(write_json_lines(tmp_path / "a.jsonl", ["known other", "more words known"]))
+    said = Summary()
+    counts = tokenize(corpus, folder, tmp_path / "out", progress=said).manifest.counts
+    assert (counts["tokens"], counts["unknown_tokens"]) == (7, 3)
+    assert "3 of them (43 %) unknown" in said.line
+
+
+def test_nothing_is_unknown_to_bytes(tmp_path, tokenizer_folder):
+    corpus = corpus_of(write_json_lines(tmp_path / "a.jsonl", ["ordinary words", "\u4e00"]))
+    assert "unknown_tokens" not in tokenize(corpus, tokenizer_folder, tmp_path / "out").manifest.counts

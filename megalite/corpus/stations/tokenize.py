@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -101,7 +102,7 @@ def tokenize(
             "text_bytes": add_counts(reports, "text_bytes"),
             "rejected": add_counts(reports, "rejected"),
             **{name: add_counts(reports, name) for name in reports[0].get("formed", ())},
-            **lost_counts(reports),
+            **(lost_counts(reports) | _unknown_counts(reports)),
         }
         _refuse_mixed(counts, describe=describe)
         forms.refuse_without_effect(counts, split.part)
@@ -129,7 +130,17 @@ def _refuse_mixed(counts: dict[str, Any], *, describe: bool) -> None:
 
 def in_words(counts: dict[str, Any]) -> str:
     """How much came of it, for people."""
-    return f"{counts['tokens']:,} tokens in {counts['documents']:,} documents"
+    said = f"{counts['tokens']:,} tokens in {counts['documents']:,} documents"
+    if unknown := counts.get("unknown_tokens"):
+        share = 100 * unknown / counts["tokens"]
+        said += f"; {unknown:,} of them ({share:.2g} %) unknown: text that the vocabulary lacks, and that is lost"
+    return said
+
+
+def _unknown_counts(reports: Sequence[Report]) -> dict[str, int]:
+    """For the counts: tokens that stand for text the vocabulary lacks; nothing where there are none."""
+    found = sum(report.get("unknown_tokens", 0) for report in reports)
+    return {"unknown_tokens": found} if found else {}
 
 
 def _settings(tokenizer: Tokenizer, tokenizer_input: int, split: CorpusSplit, *, describe: bool) -> dict[str, Any]:
@@ -150,7 +161,8 @@ def encode_shard(task: Task, number: int, folder: Path) -> Report:
     reading = ShardReading(task["shard"])
     lengths = [np.zeros(0, np.int32)]
     reasons: Counter[str] = Counter()
-    num_bytes = 0
+    num_bytes = num_unknown = 0
+    unknown_id = _unknown_id(Path(task["tokenizer"]), task["fingerprint"])
     encoder = make_encoder(Path(task["tokenizer"]), tokenizer, task.get("forms", {}))
     with (
         replacing(_tokens_file(folder, number)) as path,
@@ -164,6 +176,7 @@ def encode_shard(task: Task, number: int, folder: Path) -> Report:
             empty = batch.texts.lengths == 0
             wanted = split.mask(batch.texts) & ~empty
             tokens, weights, sizes = encoder.encode(batch, wanted)  # which are fewer then, perhaps
+            num_unknown += 0 if unknown_id is None else int(np.count_nonzero(tokens == unknown_id))
             rejected = [*batch.rejected, *_empty_documents(batch, empty), *encoder.rejected]
             rejects.write_rejected(rejected)
             reasons.update(record.reason for record in rejected)
@@ -178,6 +191,7 @@ def encode_shard(task: Task, number: int, folder: Path) -> Report:
         np.save(file, np.concatenate(lengths))
     return {
         "text_bytes": num_bytes,
+        "unknown_tokens": num_unknown,
         "rejected": dict(sorted(reasons.items())),
         **encoder.counts(),
         "formed": sorted(encoder.counts()),
@@ -190,6 +204,12 @@ def encode_shard(task: Task, number: int, folder: Path) -> Report:
 def _load_once(folder: Path, _fingerprint: str) -> Tokenizer:
     """A process keeps its tokenizer from shard to shard, as long as it is the same one."""
     return Tokenizer.load(folder)
+
+
+@lru_cache(maxsize=1)
+def _unknown_id(folder: Path, fingerprint: str) -> int | None:
+    """The token of text that the vocabulary lacks, if there is one."""
+    return _load_once(folder, fingerprint).stopgaps().unknown_id
 
 
 def _empty_documents(batch: DocumentBatch, empty: np.ndarray) -> list[Rejected]:
