@@ -69,11 +69,12 @@ def run_station(
         resumable: `build` goes on with what it finds in the folder (`tasks.py`), so an interrupted one is kept.
 
     Raises:
-        DataError: `out` holds something else, or lies within what is read.
+        DataError: `out` holds something else, lies within what is read, or a path is not UTF-8.
         UserError: another process is at work there, or the disk is full.
     """
     here = out.absolute()
     relative = tuple(Input(_seen_from(here, path), hash_) for path, hash_ in inputs)
+    _refuse_odd_names([str(out), *(each.path for each in relative)])
     planned = StationManifest(station, relative, json.loads(json.dumps(settings)), counts={})
     if (found := _find_same(out, planned)) is not None:
         return StationResult(found, reused=True)
@@ -96,6 +97,16 @@ def run_station(
             _replace_folder(partial, out)
         shutil.rmtree(out / WORK_FOLDER, ignore_errors=True)
     return StationResult(manifest, reused=False)
+
+
+def _refuse_odd_names(paths: Sequence[str]) -> None:
+    """Manifests are UTF-8, and so are the names that they and Arrow can hold."""
+    for path in paths:
+        try:
+            path.encode()
+        except UnicodeEncodeError as error:
+            shown = os.fsencode(path).decode(errors="backslashreplace")
+            raise DataError(f"{shown}: a name that is not UTF-8, which a manifest cannot hold; rename it") from error
 
 
 def _find_same(out: Path, planned: StationManifest) -> StationManifest | None:

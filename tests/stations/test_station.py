@@ -370,3 +370,12 @@ def test_a_worker_of_a_former_owner_reports_nothing(squares, tmp_path, monkeypat
     with pytest.raises(UserError, match="another process has taken over"):
         tasks_module.perform(tmp_path / "out.partial", "square", 1)
     assert tasks_module.missing_tasks(tmp_path / "out.partial", "square") == list(range(NUM_TASKS))
+
+
+@pytest.mark.parametrize("names", [("in", "n\udce9w"), ("caf\udce9", "out")])
+def test_names_that_are_not_utf8_are_refused(tmp_path, names):
+    """Of what is read and of what is made: before anything is written, and shown as bytes."""
+    inputs = [(tmp_path / names[0], "a hash")]
+    with pytest.raises(DataError, match=r"\\xe9w?: a name that is not UTF-8, which a manifest cannot hold; rename it"):
+        run_station("demo", tmp_path / names[1], inputs=inputs, settings={}, build=lambda folder: {})
+    assert not list(tmp_path.iterdir())
