@@ -41,6 +41,8 @@ def file_name(path: str) -> str:
 
 
 def _keep_url(value: Any, read_path: ValidatorFunctionWrapHandler) -> Path | str:
+    if value == "":
+        raise ValueError("empty; name a file or folder, as . for the current one")
     return value if is_url(value) else read_path(value)
 
 

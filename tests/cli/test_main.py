@@ -63,6 +63,7 @@ def test_a_file_that_ends_too_soon_is_no_interruption(monkeypatch):
         (["trian"], "No such command 'trian'"),
         (["train"], "Missing argument"),
         (["data", "clean", "raw", "--colour"], "No such option"),
+        (["data", "clean", "", "--out", "x"], "found an empty path among the inputs"),
         (["config", "check", "x.yaml", "--world-size", "many"], "Invalid value for '--world-size'"),
     ],
 )

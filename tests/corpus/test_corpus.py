@@ -368,3 +368,9 @@ def test_fingerprints_follow_files_and_settings(tmp_path):
     prints.append(corpus_of(path).inputs[0][1])
     assert prints[0] == prints[1]
     assert len(set(prints)) == 3
+
+
+def test_an_empty_path_is_no_folder():
+    """It would be the current one."""
+    with pytest.raises(ValueError, match="empty; name a file or folder"):
+        DocumentSource(path="")

@@ -122,6 +122,8 @@ def open_corpus(
     from megalite.corpus.corpus import Corpus
     from megalite.corpus.source import DocumentSource
 
+    if "" in inputs:
+        raise DataError("found an empty path among the inputs; name a file or folder, as . for the current one")
     given = {"text_field": text_field, "include": tuple(include or ()), "keep_fields": tuple(keep_fields or ())}
     return Corpus([DocumentSource.model_validate({"path": path, **given}) for path in inputs])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,12 @@ def train_tokenizer(
         available = split.share_of(corpus.text_mb)
         progress.start("train-tokenizer", available and min(available, config.train_mb), "MB")
         sample = _TextSample(corpus, split, config.train_mb, progress)
-        info = write_tokenizer(iter(sample), folder, config)
+        texts = iter(sample)
+        if (first := next(texts, None)) is None:
+            raise DataError(
+                f"train_mb={config.train_mb:g} drew none of the documents, which are few and large; set more"
+            )
+        info = write_tokenizer(itertools.chain([first], texts), folder, config)
         summary = f"{info.vocab_size:,} tokens from {sample.num_bytes / 1e6:,.1f} MB of text"
         progress.finish(summary + account_in_words(sample.account))
         sizes = {"documents": sample.num_documents, "text_bytes": sample.num_bytes, "vocab_size": info.vocab_size}

@@ -73,3 +73,12 @@ def test_a_sample_that_was_not_reached(tmp_path: Path):
     counts = perplexity(tmp_path, [good_sample(tmp_path), second], said, train_mb=0.001).manifest.counts
     assert counts["samples"]["training"]["not_reached"] == ["second.jsonl"]
     assert said.line.endswith("train_mb was full before these files of the training sample: second.jsonl")
+
+
+def test_a_sample_of_no_document(tmp_path: Path):
+    """The documents are larger than what is wanted of them; said before a tokenizer is made of nothing."""
+    large = write_json_lines(tmp_path / "large.jsonl", [sentence(seed) for seed in range(3)])
+    config = TokenizerConfig(kind="byte-bpe", vocab_size=260, train_mb=1e-9)
+    with pytest.raises(DataError, match="train_mb=1e-09 drew none of the documents"):
+        train_tokenizer(Corpus([DocumentSource(path=large)]), tmp_path / "out", config)
+    assert not list(tmp_path.glob("out*"))
