@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shutil
 from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -140,20 +142,28 @@ def test_descriptions_do_not_fit_pieces_of_documents(tmp_path, texts, tokenizer_
         tokenize(corpus, tokenizer_folder, tmp_path / "out", describe=True, forms=forms)
 
 
+def tokenize_words(folder: Path, end: str) -> tuple[dict[str, Any], str]:
+    """Counts, and the summary, of texts of which a vocabulary has one word."""
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"[UNK]": 0, "[SEP]": 1, "known": 2}, unk_token="[UNK]"))
+    words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    transformers.PreTrainedTokenizerFast(tokenizer_object=words, unk_token="[UNK]", eos_token=end).save_pretrained(
+        folder / "words"
+    )
+    corpus = corpus_of(write_json_lines(folder / "a.jsonl", ["known other", "more words known"]))
+    said = Summary()
+    return tokenize(corpus, folder / "words", folder / "out", progress=said).manifest.counts, said.line
+
+
 def test_unknown_tokens_are_counted(tmp_path):
     """In the manifest and the summary; where every byte has a token there are none."""
-    vocab = {"[UNK]": 0, "[SEP]": 1, "known": 2}
-    words = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocab, unk_token="[UNK]"))
-    words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    folder = tmp_path / "words"
-    transformers.PreTrainedTokenizerFast(tokenizer_object=words, unk_token="[UNK]", eos_token="[SEP]").save_pretrained(
-        folder
-    )
-    corpus = corpus_of(write_json_lines(tmp_path / "a.jsonl", ["known other", "more words known"]))
-    said = Summary()
-    counts = tokenize(corpus, folder, tmp_path / "out", progress=said).manifest.counts
+    counts, said = tokenize_words(tmp_path, "[SEP]")
     assert (counts["tokens"], counts["unknown_tokens"]) == (7, 3)
-    assert "3 of them (43 %) unknown" in said.line
+    assert "3 of them (43 %) unknown" in said
+
+
+def test_the_end_of_a_document_is_not_unknown(tmp_path):
+    """Some vocabularies have one token for both."""
+    assert "unknown_tokens" not in tokenize_words(tmp_path, "[UNK]")[0]
 
 
 def test_nothing_is_unknown_to_bytes(tmp_path, tokenizer_folder):

@@ -208,8 +208,10 @@ def _load_once(folder: Path, _fingerprint: str) -> Tokenizer:
 
 @lru_cache(maxsize=1)
 def _unknown_id(folder: Path, fingerprint: str) -> int | None:
-    """The token of text that the vocabulary lacks, if there is one."""
-    return _load_once(folder, fingerprint).stopgaps().unknown_id
+    """The token of text that the vocabulary lacks, if there is one, and it does not end documents as well."""
+    tokenizer = _load_once(folder, fingerprint)
+    found = tokenizer.stopgaps().unknown_id
+    return None if found == tokenizer.eos_id else found
 
 
 def _empty_documents(batch: DocumentBatch, empty: np.ndarray) -> list[Rejected]:
