@@ -8,8 +8,9 @@ from __future__ import annotations
 import math
 import os
 import stat
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 import xxhash
@@ -18,7 +19,15 @@ from megalite.corpus.documents import Document, Rejected
 from megalite.corpus.reading.brought import brought_fingerprint, brought_pieces
 from megalite.corpus.reading.decompression import DECODERS
 from megalite.corpus.reading.files import FilePiece
-from megalite.corpus.reading.folders import KNOWN_SUFFIXES, UNFINISHED, is_manifest, is_wanted, list_files, refuse_work
+from megalite.corpus.reading.folders import (
+    KNOWN_SUFFIXES,
+    UNFINISHED,
+    is_manifest,
+    is_wanted,
+    list_files,
+    note_unknown,
+    refuse_work,
+)
 from megalite.corpus.reading.hub import local_files, located, num_parts, plan_dataset
 from megalite.corpus.reading.python_library import list_python_files
 from megalite.corpus.reading.remote import FoundFile, list_remote, open_remote, spelt_out
@@ -50,6 +59,8 @@ class _OpenSource:
     text_mb: float
     """Million bytes of text; estimated where files are compressed."""
     is_station: bool = False
+    passed_over: Counter[str] = field(default_factory=Counter)
+    """Files of kinds that are not read, by suffix."""
 
     def shards(self, size: int) -> list[Shard]:
         if self.is_station:
@@ -88,6 +99,11 @@ class Corpus:
         """About how many million bytes of text there are."""
         return sum(source.text_mb for source in self._sources)
 
+    @property
+    def passed_over(self) -> Counter[str]:
+        """Files in its folders of kinds that are not read, by suffix."""
+        return sum((source.passed_over for source in self._sources), Counter())
+
     def shards(self) -> list[Shard]:
         """The corpus in parts of about equal size, in order. One shard holds documents of one source."""
         size = shard_size(self.text_mb * 1e6)
@@ -124,31 +140,34 @@ def _find_source(config: DocumentSource) -> _OpenSource:
     root = config.path
     assert root is not None, config.kind
     if isinstance(root, str):
-        return _plain_source(config, root, _remote_files(config, root))
+        return _plain_source(config, root, *_remote_files(config, root))
     if not root.exists():
         raise DataError(f"{root}: no such file or folder")
     if not root.is_dir():
         return _plain_source(config, root, [_local_file(root, root.name)])
     if (manifest := find_manifest(root)) is not None:
         return _station_source(config, root, manifest)
-    paths = list_files(root, config.include)
+    passed_over = Counter[str]()
+    paths = list_files(root, config.include, passed_over)
     if not paths:
         raise _nothing_to_read(config)
-    return _plain_source(config, root, [_local_file(path, path.relative_to(root).as_posix()) for path in paths])
+    files = [_local_file(path, path.relative_to(root).as_posix()) for path in paths]
+    return _plain_source(config, root, files, passed_over)
 
 
-def _remote_files(config: DocumentSource, url: str) -> list[FoundFile]:
-    """The files of a URL that are wanted; a single file always is."""
-    files = list_remote(url)
+def _remote_files(config: DocumentSource, url: str) -> tuple[list[FoundFile], Counter[str]]:
+    """The files of a URL that are wanted, as a single file always is, and how many are of kinds that are not read."""
+    files, passed_over = list_remote(url), Counter[str]()
     if [file.path for file in files] == [url]:
-        return files
+        return files, passed_over
     if any(file.id == FILE_NAME for file in files):
         raise DataError(f"{url}: the folder of a station, which is read from this machine's disks: copy it here first")
     refuse_work(url, [file.path for file in files if _is_remote_work(file)])
+    note_unknown((PurePosixPath(file.id).name for file in files), config.include, passed_over)
     files = [file for file in files if is_wanted(PurePosixPath(file.id).name, config.include)]
     if not files:
         raise _nothing_to_read(config)
-    return files
+    return files, passed_over
 
 
 def _is_remote_work(file: FoundFile) -> bool:
@@ -210,11 +229,14 @@ def _station_source(config: DocumentSource, root: Path, manifest: StationManifes
     return _OpenSource(config, config.label, root, pieces, manifest.fingerprint, text_mb, is_station=True)
 
 
-def _plain_source(config: DocumentSource, root: Path | str, files: Sequence[FoundFile]) -> _OpenSource:
-    """A source of files."""
+def _plain_source(
+    config: DocumentSource, root: Path | str, files: Sequence[FoundFile], passed_over: Counter[str] | None = None
+) -> _OpenSource:
+    """A source of files, beside which others were passed over."""
     pieces = tuple(FilePiece(file.path, file.id, num_bytes=file.num_bytes) for file in files)
     text_mb = _capped_mb(sum(text_bytes(file.path, file.num_bytes) for file in files), config)
-    return _OpenSource(config, config.label, root, pieces, _fingerprint(files, config), text_mb)
+    fingerprint = _fingerprint(files, config)
+    return _OpenSource(config, config.label, root, pieces, fingerprint, text_mb, passed_over=passed_over or Counter())
 
 
 def _capped_mb(num_bytes: float, config: DocumentSource) -> float:

@@ -7,9 +7,10 @@ Parquet makes several. A shard is JSON-ready, so it travels in a task (`tasks.py
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -152,23 +153,28 @@ def refuse_unreadable(read: Sequence[tuple[Shard, dict[str, Any]]]) -> None:
             )
 
 
-def lost_counts(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """For the counts of a station: what was lost of its sources; nothing where nothing was.
+def lost_counts(
+    reports: Sequence[dict[str, Any]], passed_over: Mapping[str, int] = MappingProxyType({})
+) -> dict[str, Any]:
+    """For the counts of a station: what was lost of its sources, and passed over in them; nothing where nothing was.
 
     Args:
         reports: of its tasks, each with that of its `ShardReading` under `reading`.
+        passed_over: files of kinds that are not read, by suffix.
     """
     lost: Counter[str] = Counter()
     for report in reports:
         lost.update(report["reading"].get("lost", {}))
-    return {"lost": dict(sorted((+lost).items()))} if +lost else {}
+    found = {"lost": +lost, "passed_over": passed_over}
+    return {name: dict(sorted(counts.items())) for name, counts in found.items() if counts}
 
 
 def lost_in_words(counts: dict[str, Any]) -> str:
-    """What was lost, for the line that sums a station up; empty where nothing was."""
-    lost = counts.get("lost", {})
-    words = [f"{count:,} {name.replace('_', ' ')}" for name, count in lost.items() if count]
-    return f"; lost: {', '.join(words)} (see {REJECTED_FOLDER}/)" if words else ""
+    """What was lost or passed over, for the line that sums a station up; empty where nothing was."""
+    lost = [f"{count:,} {name.replace('_', ' ')}" for name, count in counts.get("lost", {}).items() if count]
+    others = [f"{count:,} with {suffix}" for suffix, count in counts.get("passed_over", {}).items()]
+    words = f"; lost: {', '.join(lost)} (see {REJECTED_FOLDER}/)" if lost else ""
+    return words + (f"; files of kinds that are not read: {', '.join(others)}" if others else "")
 
 
 def _read(shard: Shard) -> Iterator[DocumentBatch]:

@@ -9,6 +9,7 @@ from megalite.corpus.recipe import CleanConfig
 from megalite.corpus.stations.clean import clean
 from megalite.errors import DataError
 from megalite.stations.runners import LocalPool
+from tests.corpus.stations.test_filters import Summary
 from tests.kit.data import all_bytes, corpus_of, prose, write_json_lines
 
 
@@ -117,3 +118,17 @@ def test_settings_that_a_stations_folder_does_not_read(tmp_path):
         with pytest.raises(DataError, match=rf"once: found {name}=.*the folder of a station does not read"):
             corpus_of(tmp_path / "once", **{name: value})
     corpus_of(tmp_path / "once", description="manuals", license="MIT", url="https://a.b")
+
+
+def test_files_of_other_kinds_are_counted(tmp_path):
+    """Those that nobody reads, by suffix; not where patterns say what is read, nor hidden ones."""
+    write_json_lines(tmp_path / "raw" / "a.jsonl", prose(3))
+    for name in ("b.jsonl.lz4", "c.zip", "d.zip", "LICENSE", ".hidden.zip", "deeper/e.zip"):
+        (tmp_path / "raw" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "raw" / name).touch()
+    said = Summary()
+    counts = clean(corpus_of(tmp_path / "raw"), tmp_path / "out", CleanConfig(), progress=said).manifest.counts
+    assert counts["passed_over"] == {".lz4": 1, ".zip": 3, "no suffix": 1}
+    assert said.line.endswith("; files of kinds that are not read: 1 with .lz4, 3 with .zip, 1 with no suffix")
+    assert corpus_of(f"file://{tmp_path}/raw").passed_over == counts["passed_over"]
+    assert not corpus_of(tmp_path / "raw", include=("*.jsonl",)).passed_over

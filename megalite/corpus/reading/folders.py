@@ -7,8 +7,9 @@ from __future__ import annotations
 import fnmatch
 import json
 import os
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from megalite.corpus.reading.files import data_suffix, is_machine_fault, walk
@@ -33,10 +34,15 @@ SHOWN_FOLDERS = 5
 """How many of many an error message names."""
 
 
-def list_files(root: Path, include: Sequence[str]) -> list[Path]:
+def list_files(root: Path, include: Sequence[str], passed_over: Counter[str]) -> list[Path]:
     """Files below `root` that match a pattern or, without patterns, have a known suffix; hidden ones are left out.
 
     Links to folders are followed last, and each folder is read once, so that no link leads round in a circle.
+
+    Args:
+        root: a folder.
+        include: patterns of names; empty for all of known kinds.
+        passed_over: gets what `note_unknown` notes.
 
     Raises:
         DataError: a folder cannot be listed, or stations have worked in one.
@@ -64,6 +70,7 @@ def list_files(root: Path, include: Sequence[str]) -> list[Path]:
                 continue
             subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
             found += [Path(folder, name) for name in names if is_wanted(name, include)]
+            note_unknown(names, include, passed_over)
             starts += [path for name in subfolders if (path := Path(folder, name)).is_symlink()]
     refuse_work(root, made)
     return sorted(found)
@@ -120,6 +127,13 @@ def is_wanted(name: str, include: Sequence[str]) -> bool:
     if include:
         return any(fnmatch.fnmatch(name, pattern) for pattern in include)
     return not name.startswith(".") and data_suffix(name) in KNOWN_SUFFIXES
+
+
+def note_unknown(names: Iterable[str], include: Sequence[str], passed_over: Counter[str]) -> None:
+    """Count, by suffix, files of kinds that are not read; not where patterns say which are wanted."""
+    if not include:
+        unknown = (name for name in names if not name.startswith(".") and not is_wanted(name, ()))
+        passed_over.update(PurePosixPath(name).suffix or "no suffix" for name in unknown)
 
 
 def refuse_work(root: Path | str, made: Sequence[Path | str]) -> None:

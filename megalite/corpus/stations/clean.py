@@ -86,7 +86,7 @@ def clean(
             "languages",
             "licenses",
         )
-        counts = {name: add_counts(reports, name) for name in names} | lost_counts(reports)
+        counts = {name: add_counts(reports, name) for name in names} | lost_counts(reports, corpus.passed_over)
         _refuse_without_license_field(
             config.license, counts["documents_in"], sum(each["described"] for each in reports)
         )

@@ -88,7 +88,7 @@ def dedup(
         counts["largest_cluster"] = max((report["largest_cluster"] for report in matched), default=0)
         counts["cluster_sizes"] = add_counts(matched, "cluster_sizes")
         counts["removed_by_source"] = add_counts(kept, "removed_by_source")
-        counts |= lost_counts(hashed)
+        counts |= lost_counts(hashed, corpus.passed_over)
         progress.finish(what_is_kept(counts) + lost_in_words(counts))
         return counts
 

@@ -109,7 +109,7 @@ def embed(
         run_tasks(folder, "embed", embed_range, tasks, runner=runner, progress=progress)
         _join(folder, len(shards), len(tasks), settings["model"]["hidden_size"], config)
         names = ("documents", "text_bytes", "tokens", "truncated", "unreadable")
-        counts = {name: add_counts(encoded, name) for name in names} | lost_counts(encoded)
+        counts = {name: add_counts(encoded, name) for name in names} | lost_counts(encoded, corpus.passed_over)
         progress.finish(_in_words(counts) + lost_in_words(counts))
         return counts
 

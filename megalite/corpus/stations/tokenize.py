@@ -102,7 +102,7 @@ def tokenize(
             "text_bytes": add_counts(reports, "text_bytes"),
             "rejected": add_counts(reports, "rejected"),
             **{name: add_counts(reports, name) for name in reports[0].get("formed", ())},
-            **(lost_counts(reports) | _unknown_counts(reports)),
+            **(lost_counts(reports, corpus.passed_over) | _unknown_counts(reports)),
         }
         _refuse_mixed(counts, describe=describe)
         forms.refuse_without_effect(counts, split.part)
