@@ -9,6 +9,7 @@ answer is `NAME-RANK.json` in the folder; `lines-RANK.json` says which lines for
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
@@ -18,6 +19,7 @@ from typing import Any
 
 def main(job: dict[str, Any], rank: int) -> None:
     """Do all runs of a job as one rank."""
+    gc.disable()
     os.environ.update(DS_ACCELERATOR="cuda", LOCAL_RANK=str(rank), OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo")
     from tests.stand_in.cuda import pretend, seen
     from tests.stand_in.lines import Lines, cuda_statements
@@ -33,6 +35,8 @@ def main(job: dict[str, Any], rank: int) -> None:
     from megalite.train.worker import run_rank
     from tests.stand_in.questions import ask_all
 
+    gc.freeze()  # each run ends with a search for garbage, which would look through all that was imported
+    gc.enable()
     torch.set_num_threads(1)
     folder = Path(job["folder"])
     runtime.disconnect_processes = lambda: None  # DeepSpeed remembers groups of a world that is gone
