@@ -27,7 +27,14 @@ from megalite.checkpoint.hf.sampling import Sampling, draw, filtered
 from megalite.checkpoint.hf.text_stream import TextStream
 from megalite.cli.main import app
 from megalite.errors import ConversionError, DataError, UserError
-from tests.checkpoint.hf_kit import TOKENIZER_SIZE, reloading_here, tiny_model, train_tokenizers, write_checkpoint
+from tests.checkpoint.hf_kit import (
+    LONGROPE,
+    TOKENIZER_SIZE,
+    reloading_here,
+    tiny_model,
+    train_tokenizers,
+    write_checkpoint,
+)
 
 NUM_DRAWS = 4_000
 CHANCE = 5.0
@@ -194,10 +201,17 @@ def test_texts_are_those_of_transformers(exported: Path):
         assert (text.num_tokens, text.ended_by) in ((20, "length"), (len(wanted), "end-of-text"))
 
 
-def test_a_window_of_one_token(tmp_path: Path):
-    """Of which transformers' cache keeps all that came before."""
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"num_kv_heads": 2, "sliding_window": 1},
+        {"rope": {"scaling": {**LONGROPE, "original_max_positions": 8, "long_factor": [50.0] * 6}}},
+    ],
+)
+def test_caches_that_would_hold_something_else(fields: dict, tmp_path: Path):
+    """All that came before a window of one token; keys turned by longrope's short factors in a text that grew long."""
     tokenizer = train_tokenizers(tmp_path, ["byte-bpe"]) / "byte-bpe"
-    model = tiny_model(num_kv_heads=2, sliding_window=1, vocab_size=TOKENIZER_SIZE, max_positions=64)
+    model = tiny_model(**fields, vocab_size=TOKENIZER_SIZE, max_positions=64)
     write_checkpoint(tmp_path / "run", model, data={"tokenizer": str(tokenizer)})
     with reloading_here():
         to_hugging_face(tmp_path / "run", tmp_path / "hf")
@@ -206,11 +220,11 @@ def test_a_window_of_one_token(tmp_path: Path):
     ids = words("def main")["input_ids"]
     begin = len(ids)
     with torch.inference_mode():
-        for _ in range(12):
+        for _ in range(40):
             ids.append(int(theirs(torch.tensor([ids]), use_cache=False).logits[0, -1].argmax()))
-    text = TextModel(tmp_path / "hf").continue_text("def main", GenerationSettings(12, Sampling(0.0)))
+    text = TextModel(tmp_path / "hf").continue_text("def main", GenerationSettings(40, Sampling(0.0)))
     assert words.decode(ids[begin:], skip_special_tokens=True).startswith("".join(text))
-    assert text.num_tokens == 12 or text.ended_by == "end-of-text"
+    assert text.num_tokens == 40 or text.ended_by == "end-of-text"
 
 
 @pytest.mark.parametrize(

@@ -91,6 +91,7 @@ class TextModel:
         ends = ends if isinstance(ends, list) else [ends]
         # Of a window of one token transformers keeps all that came before (`[-window + 1 :]`)
         self._caches = getattr(self._model.config, "sliding_window", None) != 1
+        self._switch = _switch_of_rope(self._model.config)
         self._ends = {end for end in (*ends, self._tokenizer.eos_token_id) if end is not None}
 
     def require_room(self, prompts: Sequence[str], max_new_tokens: int) -> None:
@@ -132,11 +133,16 @@ class TextModel:
         stream, cache = TextStream(self._decode, settings.stops, self._is_byte), None
         taken = inspect.signature(self._model.forward).parameters
         name = "cache" if "cache" in taken else "past_key_values"  # its name in newer generations of transformers
+        num_cached = 0
         for _ in range(settings.max_new_tokens):
+            if not self._caches or num_cached == self._switch:
+                cache, num_cached = None, 0
             with torch.inference_mode():
-                out = self._model(torch.tensor([ids]), **{name: cache}, use_cache=self._caches, logits_to_keep=1)
+                out = self._model(
+                    torch.tensor([ids[num_cached:]]), **{name: cache}, use_cache=self._caches, logits_to_keep=1
+                )
                 token = draw(out.logits[0, -1], settings.sampling, generator)
-            cache, ids = (out.get(name), [token]) if self._caches else (None, [*ids, token])
+            cache, num_cached, ids = out.get(name), len(ids), [*ids, token]
             found.num_tokens += 1
             if token in self._ends:
                 found.ended_by = "end-of-text"
@@ -159,6 +165,16 @@ def generate(folder: Path, prompt: str, *, max_new_tokens: int = 64, temperature
     """Continue a text; the prompt and what follows it. See `TextModel`, which does more, and raises the same."""
     settings = GenerationSettings(max_new_tokens, Sampling(temperature), seed)
     return prompt + "".join(TextModel(folder).continue_text(prompt, settings))
+
+
+def _switch_of_rope(config: Any) -> int | None:
+    """Tokens beyond which longrope turns by its long factors: what was cached up to there is of the short ones."""
+    found = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    for rope in (found, *found.values()):  # some have one for each kind of layer
+        if isinstance(rope, dict) and rope.get("rope_type", rope.get("type")) == "longrope":
+            at_top = getattr(config, "original_max_position_embeddings", None)
+            return at_top or rope.get("original_max_position_embeddings", config.max_position_embeddings)
+    return None
 
 
 def _load(folder: Path) -> tuple[Any, Any]:
