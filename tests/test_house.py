@@ -18,7 +18,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "megalite"
 
 FLOORS = (
-    ("errors", "files", "host", "kernel_cache", "phases"),
+    ("errors", "files", "host", "kernel_cache", "phases", "step_lines"),
     ("arrays", "records", "kernel", "texts", "section", "slurm_commands", "slurm_quoting", "page", "spans", "starter"),
     ("progress", "plugins"),
     ("addition",),

@@ -6,18 +6,17 @@ that has it. What a folder takes in the list is then what its save added, and th
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
 
 from megalite.checkpoint import catalog
 from megalite.checkpoint.format import MANIFEST, Manifest, TensorRecord, read_manifest, step_of_name
 from megalite.checkpoint.reader import damage
 from megalite.errors import CheckpointError
+from megalite.step_lines import is_finite_number, read_step_lines
 
 ITEM_BYTES = 4
 """A number is read as fp32, however it is stored."""
@@ -179,16 +178,5 @@ def _leftovers(base: Path) -> dict[str, str]:
 
 def _validation_losses(events: Path) -> dict[int, float]:
     """Validation loss by step, from a run's events; those of the last attempt win."""
-    losses: dict[int, float] = {}
-    try:
-        lines = events.read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return losses
-    for line in lines:
-        try:
-            event: dict[str, Any] = json.loads(line)
-            if event.get("event") == "validation":
-                losses[int(event["step"])] = float(event["loss"])
-        except (ValueError, KeyError, TypeError, AttributeError):
-            continue  # a line that a crash cut short
-    return losses
+    validations = (event for event in read_step_lines(events) if event.get("event") == "validation")
+    return {event["step"]: float(event["loss"]) for event in validations if is_finite_number(event.get("loss"))}

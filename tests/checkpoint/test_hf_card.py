@@ -93,11 +93,20 @@ def test_weights_that_no_step_changed(tmp_path: Path):
 
 
 def test_losses_up_to_the_checkpoint(tmp_path: Path):
-    """Later steps, and a line that a crash cut short, do not count; without the run's folder nothing is said."""
+    """Later steps, damaged lines and validations without a loss do not count; without the run's folder nothing is
+    said."""
     folder = write_run(tmp_path / "run", [4.0, 3.0])
     found = trace(folder, read_manifest(folder))
     assert found.losses == Losses(last=3.0, mean=3.5, best=3.5, best_step=2, num_skipped=0)
     assert found.validation == (2, 2.5)
+    validations = ({"step": 1, "loss": 2.25}, {"step": 2, "tasks": {}}, {"step": 2, "loss": None})
+    told = [json.dumps({"event": "validation", **each}).encode() for each in validations]
+    damage = b'null\n{}\n\xff\n{"step": "2"}\n\0\0\n{"step": 2, "loss": "3"}\n'
+    (tmp_path / "run" / "events.jsonl").write_bytes(b"\n".join([*told, damage]))
+    with open(tmp_path / "run" / "metrics.jsonl", "ab") as file:
+        file.write(b"\n" + damage)
+    assert trace(folder, read_manifest(folder)).losses == found.losses
+    assert trace(folder, read_manifest(folder)).validation == (1, 2.25)
     moved = folder.rename(tmp_path / "step-0000002")
     alone = trace(moved, read_manifest(moved))
     assert (alone.losses, alone.validation, alone.total_steps) == (None, None, 2)

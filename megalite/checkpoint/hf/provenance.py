@@ -26,6 +26,7 @@ from megalite.config.batch_sizes import steps_for_tokens
 from megalite.config.schema import BatchConfig
 from megalite.errors import CheckpointError, DataError
 from megalite.stations.manifest import find_manifest
+from megalite.step_lines import is_finite_number, read_step_lines
 
 IMPORTED_FROM = "imported_from"
 """Key of a manifest's `data` in a checkpoint that `from-hf` made: name of the Hugging Face folder."""
@@ -168,7 +169,10 @@ def _read_losses(path: Path, last_step: int) -> Losses | None:
         num_skipped += bool(record.get("skipped"))
         if record.get("valid_tokens") == 0:  # nothing was learned from it
             continue
-        window.append(math.nan if record["loss"] is None else record["loss"])
+        loss = record.get("loss", "")
+        if not (loss is None or type(loss) is float or is_finite_number(loss)):  # a damaged line
+            continue
+        window.append(math.nan if loss is None else loss)
         mean = sum(window) / len(window)
         if mean < best:
             best, best_step = mean, record["step"]
@@ -178,22 +182,15 @@ def _read_losses(path: Path, last_step: int) -> Losses | None:
 
 
 def _read_validation(path: Path, last_step: int) -> tuple[int, float] | None:
-    found = [record for record in _lines(path, last_step) if record.get("event") == "validation"]
-    return (found[-1]["step"], found[-1]["loss"]) if found else None
+    """The last one that has a loss: some have the scores of tasks alone, and where training went wrong it is none."""
+    validations = (record for record in _lines(path, last_step) if record.get("event") == "validation")
+    found = [(each["step"], each["loss"]) for each in validations if is_finite_number(each.get("loss"))]
+    return found[-1] if found else None
 
 
 def _lines(path: Path, last_step: int) -> Iterator[dict[str, Any]]:
     """The records of steps up to one; a line that a crash cut short is passed over."""
-    if not path.is_file():
-        return
-    with open(path, encoding="utf-8") as file:
-        for line in file:
-            try:
-                record = json.loads(line)
-            except json.JSONDecodeError:
-                continue
-            if record["step"] <= last_step:
-                yield record
+    return (record for record in read_step_lines(path) if record["step"] <= last_step)
 
 
 def _origin(manifest: Manifest, init_from: str | None) -> Origin | None:
