@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from megalite.files import write_atomically
+from megalite.step_lines import parse_step_line
 
 STEP_KEYS = frozenset(
     (
@@ -55,9 +56,9 @@ class Events(JsonLines):
 
 def last_event(path: Path, event: str) -> dict[str, Any]:
     """The last event of a kind that was written down; empty where there is none."""
-    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-    found = (json.loads(line) for line in reversed(lines) if f'"event": "{event}"' in line)
-    return next((record for record in found if record["event"] == event), {})
+    lines = path.read_bytes().split(b"\n") if path.is_file() else []
+    found = (parse_step_line(line) for line in reversed(lines) if f'"event": "{event}"'.encode() in line)
+    return next((record for record in found if record is not None and record.get("event") == event), {})
 
 
 def without_nonfinite(value: Any) -> Any:
@@ -90,15 +91,11 @@ def drop_steps_after(path: Path, step: int) -> int:
     if not path.is_file():
         return 0
     kept, dropped = [], 0
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            number = json.loads(line)["step"]
-        except (ValueError, KeyError, TypeError):
-            dropped += 1
-            continue
-        if number <= step:
-            kept.append(line)
+    for line in path.read_bytes().removesuffix(b"\n").split(b"\n"):
+        record = parse_step_line(line)
+        if record is not None and record["step"] <= step:
+            kept.append(line.decode("utf-8"))
         else:
-            dropped += 1
+            dropped += bool(line)
     write_atomically(path, "".join(f"{line}\n" for line in kept))
     return dropped

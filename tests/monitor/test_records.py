@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from megalite.monitor.records import Events, JsonLines, drop_steps_after
+from megalite.monitor.records import Events, JsonLines, drop_steps_after, last_event
 
 
 def test_lines_of_redone_steps_go(tmp_path):
@@ -15,8 +15,9 @@ def test_lines_of_redone_steps_go(tmp_path):
         lines.write({"step": step, "loss": 0.1 * step})
     lines.close()
     whole = path.read_text().splitlines()
-    path.write_text(path.read_text() + '[]\n5\n{"loss": 1}\n{"step": 6, "lo')
-    assert drop_steps_after(path, 3) == 6
+    damage = b'[]\n5\n{"loss": 1}\n{"step": "2"}\n{"step": 2.0}\n\xff\n\0\0\n' + b"[" * 100_000 + b"\n"
+    path.write_bytes(path.read_bytes() + damage + b'{"step": 6, "lo')
+    assert drop_steps_after(path, 3) == 11
     assert path.read_text().splitlines() == whole[:3]
     assert drop_steps_after(path, 3) == 0
     assert drop_steps_after(tmp_path / "none.jsonl", 3) == 0
@@ -47,3 +48,15 @@ def test_events_carry_time_step_and_reason(tmp_path):
     record = json.loads((tmp_path / "events.jsonl").read_text())
     assert record.pop("time") > 0
     assert record == {"event": "skip", "step": 7, "why": "gradient norm is inf"}
+
+
+def test_the_last_event_is_the_last_whole_one(tmp_path):
+    """Lines that hold its kind and are damaged are passed over: bytes that are no text, zeros, a list, no step."""
+    path = tmp_path / "events.jsonl"
+    kind = b'"event": "start"'
+    damage = (b"{%s, \xff}", b'\0{%s, "step": 2}', b"[{%s}]", b"{%s}", b'{"a": {%s}, "event": [], "step": 3}')
+    lines = [b'{"step": 1, %s}' % kind, *(line % kind for line in damage)]
+    path.write_bytes(b"\n".join(lines) + b"\n")
+    assert last_event(path, "start") == {"step": 1, "event": "start"}
+    assert last_event(path, "stop") == {}
+    assert last_event(tmp_path / "none.jsonl", "start") == {}
