@@ -80,18 +80,35 @@ def list_checkpoints(folder: Path, *, full: bool = False) -> Listing:
     losses = _validation_losses(found[0].absolute().parent.parent / EVENTS)
     best = (found[0].absolute().parent.parent / catalog.BEST).resolve()
     seen: set[tuple[int, int]] = set()
-    rows = []
-    for path in found:
-        manifest, problems = inspect(path, full=full)
-        disk_bytes, shared_bytes = _disk_bytes(path, seen)
-        step = manifest.progress.step if manifest is not None else step_of_name(path.absolute().name)
-        loss = catalog.validation_loss(path)
-        if loss is None and step is not None:
-            loss = losses.get(step)
-        saved_at = datetime.fromtimestamp(_modified(path), timezone.utc)
-        is_best = path.resolve() == best
-        rows.append(Listed(path, step, saved_at, manifest, problems, disk_bytes, shared_bytes, loss, is_best))
-    return Listing(tuple(rows), _leftovers(found[0].parent))
+    listed = (_row(path, seen, losses, full=full, is_best=path.resolve() == best) for path in found)
+    rows = tuple(row for row in listed if row is not None)
+    if not rows:
+        raise CheckpointError(f"{folder}: its checkpoints were removed while they were looked at; try again")
+    return Listing(rows, _leftovers(found[0].parent))
+
+
+def _row(
+    folder: Path, seen: set[tuple[int, int]], losses: dict[int, float], *, full: bool, is_best: bool
+) -> Listed | None:
+    """A checkpoint as it is listed; None for one that its run has removed meanwhile.
+
+    Args:
+        seen: files of those before; its own are added.
+        losses: validation loss by step.
+    """
+    manifest, problems = inspect(folder, full=full)
+    step = manifest.progress.step if manifest is not None else step_of_name(folder.absolute().name)
+    loss = catalog.validation_loss(folder)
+    if loss is None and step is not None:
+        loss = losses.get(step)
+    own = set(seen)
+    try:
+        disk_bytes, shared_bytes = _disk_bytes(folder, own)
+        saved_at = datetime.fromtimestamp(_modified(folder), timezone.utc)
+    except FileNotFoundError:
+        return None
+    seen |= own
+    return Listed(folder, step, saved_at, manifest, problems, disk_bytes, shared_bytes, loss, is_best)
 
 
 def find(folder: Path) -> list[Path]:
@@ -152,7 +169,10 @@ def _disk_bytes(folder: Path, seen: set[tuple[int, int]]) -> tuple[int, int]:
     """Bytes of a folder's files that are new to `seen`, and of those that are not; adds them to it."""
     new, shared = 0, 0
     for path in folder.iterdir() if folder.is_dir() else ():
-        status = path.stat()
+        try:
+            status = path.stat()
+        except FileNotFoundError:  # a link to what is not there, or removed meanwhile
+            continue
         inode = status.st_dev, status.st_ino
         if inode in seen:
             shared += status.st_size

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from megalite.checkpoint import catalog
+from megalite.checkpoint import catalog, listing
 from megalite.checkpoint.format import MANIFEST, read_manifest
 from megalite.checkpoint.listing import list_checkpoints
 from megalite.errors import CheckpointError
@@ -91,6 +91,26 @@ def test_what_only_bears_a_checkpoints_name(tmp_path, kind):
     catalog.remove(catalog.set_aside(stray))
     assert catalog.damaged(tmp_path) == []
     assert not list(tmp_path.glob(f"{catalog.DELETED}*"))
+
+
+@pytest.mark.parametrize("moment", ["inspect", "_disk_bytes", "_modified"])
+def test_a_list_beside_a_run_that_removes(moment: str, tmp_path, monkeypatch):
+    """A checkpoint that goes while it is looked at is none of the list; where all have gone, that is said."""
+    make(tmp_path, 5)
+    make(tmp_path, 9)
+    usual = getattr(listing, moment)
+
+    def later(folder, *others, **options):
+        if folder.name == going:
+            catalog.remove(folder)
+        return usual(folder, *others, **options)
+
+    monkeypatch.setattr(listing, moment, later)
+    going = "step-0000005"
+    assert [row.step for row in list_checkpoints(tmp_path).checkpoints] == [9]
+    going = "step-0000009"
+    with pytest.raises(CheckpointError, match="removed while"):
+        list_checkpoints(tmp_path)
 
 
 def test_disk_without_room_is_refused(tmp_path):
