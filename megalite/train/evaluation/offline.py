@@ -7,7 +7,7 @@ export first.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,7 +44,10 @@ HARNESS = (".yaml", ".yml")
 """Endings of the two kinds of tasks."""
 
 LONGEST_STREAM = 2048
-"""Tokens read at once, where the model's longest sequence is not longer itself."""
+"""Tokens read at once, where the longest sequence is not longer itself."""
+
+GRANULE = 64
+"""Tokens that the length of a sequence is a multiple of, where the model has so many positions."""
 
 
 @dataclass(frozen=True)
@@ -112,14 +115,20 @@ def score_tasks(saved: SavedModel, tasks: Sequence[TaskConfig]) -> Iterator[tupl
     """
     if saved.tokenizer is None:
         raise ConversionError(f"{saved.folder}: records no tokenizer; give its folder with --tokenizer")
-    seq_len = saved.model.max_positions
-    opened = open_tasks(tasks, saved.tokenizer, seq_len=seq_len, vocab_size=saved.model.vocab_size)
+    most = saved.model.max_positions
+    opened = open_tasks(tasks, saved.tokenizer, seq_len=most, vocab_size=saved.model.vocab_size)
     device = choose_device("auto", 0)
+    seq_len = sequence_for((request.length for task in opened for request in task.requests), most)
     shape = Shape(seq_len, max(1, LONGEST_STREAM // seq_len), device=device)
     stage = build_stage(saved, device)
     for task in opened:
         found = log_likelihoods(task.requests, lambda batches: [token_losses(stage, b) for b in batches], shape)
         yield task.name, score(task.questions, found)
+
+
+def sequence_for(lengths: Iterable[int], most: int) -> int:
+    """Tokens of a sequence that holds each request: what fills one up costs the square of its length."""
+    return min(most, -(-max(lengths) // GRANULE) * GRANULE)
 
 
 @contextmanager

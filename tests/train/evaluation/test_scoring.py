@@ -11,13 +11,20 @@ from transformers import AutoModelForCausalLM
 
 from megalite.checkpoint.hf.exporter import to_hugging_face
 from megalite.config.schema import TaskConfig
+from megalite.data.loader import Batch
 from megalite.errors import DataError
+from megalite.model.transformer import Stage
 from megalite.tokenizer.tokenizer import Tokenizer
+from megalite.train.evaluation import offline
 from megalite.train.evaluation.offline import build_stage, open_model, score_all, score_tasks, token_losses
 from megalite.train.evaluation.questions import Question, make_requests, read_questions
 from megalite.train.evaluation.scoring import Shape, log_likelihoods, score
 from megalite.train.evaluation.tasks import Task, open_tasks
-from tests.checkpoint.hf_kit import reload_here  # noqa: F401 (a fixture)
+from tests.checkpoint.hf_kit import (
+    reload_here,  # noqa: F401 (a fixture)
+    tiny_model,
+    write_checkpoint,
+)
 from tests.kit.spawn import run_ranks
 from tests.kit.train import start_rank, tiny_config
 from tests.train.evaluation.conftest import SEQ_LEN, write_questions
@@ -135,6 +142,23 @@ def test_packing_is_not_seen(world, tokenizer_folder):
     alone = [find([request], 1)[0] for request in task.requests[:30]]
     for micro_batch_size in (1, 5):
         assert find(task.requests[:30], micro_batch_size) == pytest.approx(alone, abs=TOLERANCE)
+
+
+def test_short_questions_for_a_model_of_many_positions(tmp_path, tokenizer_folder, monkeypatch):
+    """The streams are as long as the questions need, not as the model allows: what fills one costs its square."""
+    write_checkpoint(tmp_path / "run", tiny_model(vocab_size=300, max_positions=2**17))
+    write_questions(tmp_path / "qa.jsonl", 4, seed=1)
+    seen: list[Batch] = []
+
+    def note(stage: Stage, batch: Batch) -> torch.Tensor:
+        seen.append(batch)
+        return torch.zeros(batch.tokens.shape)
+
+    monkeypatch.setattr(offline, "token_losses", note)
+    list(score_tasks(open_model(tmp_path / "run", tokenizer_folder), [TaskConfig(path=tmp_path / "qa.jsonl")]))
+    assert seen
+    assert all(len(batch.tokens) <= offline.LONGEST_STREAM for batch in seen)
+    assert all(batch.max_seqlen < 512 for batch in seen)
 
 
 def test_cut_between_context_and_choice(tokenizer_folder):
