@@ -67,9 +67,8 @@ def evaluate(
     _refuse_nothing(bool(tasks or loss or needle or positions), plot is not None and not needle)
     test = NeedleTest(asked := _whole_numbers("--lengths", lengths), _shares("--depths", depths), trials)
     saved, hay = open_model(model, tokenizer), read_haystack(haystack) if needle else ""
-    results: dict[str, Any] = {}
-    if tasks:
-        results["tasks"] = _tasks(saved, tasks, limit, quiet=as_json)
+    _refuse_sets(saved, loss, positions, max(asked, default=None), documents)
+    results: dict[str, Any] = {"tasks": _tasks(saved, tasks, limit, quiet=as_json)} if tasks else {}
     if loss:
         results["loss"] = _losses(saved, loss, quiet=as_json)
     if needle:
@@ -88,6 +87,19 @@ def _refuse_nothing(is_asked: bool, draws_nothing: bool) -> None:
         raise UserError("nothing is asked: give --tasks, --loss, --needle or --positions")
     if draws_nothing:
         raise UserError("--plot draws what --needle finds; give both")
+
+
+def _refuse_sets(saved: SavedModel, sets: Sequence[Path], source: Path | None, length: int | None, most: int) -> None:
+    """Raises UserError for data that the model cannot be judged on: before the first question is scored."""
+    if sets:
+        from megalite.train.evaluation.set_loss import open_set
+
+        for path in sets:
+            open_set(saved, path)
+    if source is not None:
+        from megalite.train.evaluation.long_context import open_documents
+
+        open_documents(saved, source, length, most)
 
 
 def _without_nan(record: Any) -> Any:

@@ -69,13 +69,14 @@ def ladder(
     plan = _plan(config, overrides or [], _whole_numbers(widths), _numbers(ratios, "--ratios"), depth, folder)
     wanted = [read_target(each, plan.family, "--predict") for each in predict or ()]
     aim = None if target is None else read_target(target, plan.family, "--target")
+    budget = Budget(flops, hours, machine, world_size)
+    budget.check(plan.family)
     if check or not as_json:
         report_console().print(_plan_table(plan))
     if check:
         _prepare(plan.sweep(), cluster)
         return EXIT_DONE
     train = partial(_train, jobs=jobs, cluster=cluster, is_quiet=as_json)
-    budget = Budget(flops, hours, machine, world_size)
     return EXIT_DONE if _climb(plan, wanted, aim, train, budget, as_json=as_json) else EXIT_REQUEUE
 
 
@@ -87,6 +88,13 @@ class Budget:
     hours: float | None
     machine: str
     world_size: int
+
+    def check(self, family: SizeFamily) -> None:
+        """Raises UserError: the machine is unknown, or the config is none for so many ranks."""
+        from megalite.ladder.budget import open_machine
+
+        if self.hours is not None:
+            open_machine(family, self.machine, self.world_size)
 
     def best(self, family: SizeFamily, law: Law) -> Best | None:
         """The size and length that it is best spent on."""
@@ -147,9 +155,11 @@ def _climb(
         if came is None:
             return False
         foretold.insert(0, compare(told, came))
+    written = plan.folder / "ladder.json"  # already before a budget that buys nothing is refused
+    write_atomically(written, json.dumps(to_json(runs, law, foretold, None), indent=1) + "\n")
     best = budget.best(plan.family, law)
     result = to_json(runs, law, foretold, best)
-    write_atomically(plan.folder / "ladder.json", json.dumps(result, indent=1) + "\n")
+    write_atomically(written, json.dumps(result, indent=1) + "\n")
     page = write_ladder_page(plan, runs, law, foretold, best)
     if as_json:
         typer.echo(json.dumps(result))

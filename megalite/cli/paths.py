@@ -41,8 +41,20 @@ def not_an_input(path: Path | None, *inputs: Path) -> None:
             raise UserError(f"{path}: is read here, and would be written over; give another name")
 
 
+def named_drawing(path: Path | None) -> Path | None:
+    """Refuse also a name that no figure is written under."""
+    from megalite.monitor.curves import require_format
+
+    named_file(path)
+    if path is not None:
+        require_format(path)
+    return path
+
+
 Drawing = Annotated[
     Path | None,
-    typer.Option("--out", "-o", callback=named_file, help="Draw it into this file, .svg or .png.", show_default=False),
+    typer.Option(
+        "--out", "-o", callback=named_drawing, help="Draw it into this file, .svg or .png.", show_default=False
+    ),
 ]
 """Option of a verb that can draw what it has found."""

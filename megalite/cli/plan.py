@@ -11,7 +11,7 @@ from typer.core import TyperGroup
 
 from megalite.cli.config import ASSUMED_VOCAB_SIZE, ConfigFile, Overrides, known_vocabulary
 from megalite.cli.data.options import report_console
-from megalite.cli.paths import named_file, not_an_input
+from megalite.cli.paths import named_drawing, named_file, not_an_input
 from megalite.errors import UserError
 
 if TYPE_CHECKING:
@@ -249,7 +249,7 @@ def scaling(
     to: Annotated[int, typer.Option(min=1, max=10**6, help="Ranks at most.")] = 16_384,
     plot: Annotated[
         Path | None,
-        typer.Option(callback=named_file, help="Draw both curves: .svg, .png or .pdf.", show_default=False),
+        typer.Option(callback=named_drawing, help="Draw both curves: .svg, .png or .pdf.", show_default=False),
     ] = None,
     vocab_size: VocabSize = None,
     as_json: AsJson = False,

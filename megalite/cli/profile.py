@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from megalite.cli.paths import named_file
+from megalite.cli.paths import named_drawing
 
 
 def profile(
@@ -22,7 +22,7 @@ def profile(
     memory: Annotated[
         Path | None,
         typer.Option(
-            callback=named_file, help="Draw what is allocated into this file, .svg or .png.", show_default=False
+            callback=named_drawing, help="Draw what is allocated into this file, .svg or .png.", show_default=False
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as one JSON object.")] = False,

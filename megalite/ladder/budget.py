@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from megalite.errors import ConfigError, UserError
 from megalite.ladder.law import Interval, Law
 from megalite.ladder.rule import Size, SizeFamily
+
+if TYPE_CHECKING:
+    from megalite.planner.machines import Machine
 
 MOST_TIMES_WIDER, WIDTHS_TRIED = 4096, 400
 FAR = 10.0
@@ -81,10 +84,8 @@ def best_for_hours(family: SizeFamily, law: Law, hours: float, machine_name: str
     """
     from megalite.config.validate import validate
     from megalite.planner.estimate import estimate
-    from megalite.planner.machines import load_machine
 
-    machine = load_machine(machine_name)
-    validate(family.config, world_size)
+    machine = open_machine(family, machine_name, world_size)
 
     def tokens(size: Size) -> float:
         try:
@@ -96,6 +97,20 @@ def best_for_hours(family: SizeFamily, law: Law, hours: float, machine_name: str
 
     ranks = f"{world_size} rank{'s' * (world_size > 1)} of {machine_name}"
     return _best(family, law, tokens, f"{hours:g} hours on {ranks}")
+
+
+def open_machine(family: SizeFamily, machine_name: str, world_size: int) -> Machine:
+    """The machine that hours are spent on.
+
+    Raises:
+        UserError: it is unknown, or the config is none for so many ranks.
+    """
+    from megalite.config.validate import validate
+    from megalite.planner.machines import load_machine
+
+    machine = load_machine(machine_name)
+    validate(family.config, world_size)
+    return machine
 
 
 def _best(family: SizeFamily, law: Law, tokens_for: Callable[[Size], float], budget: str) -> Best:

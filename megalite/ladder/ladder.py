@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from megalite.errors import ConfigError, UserError
-from megalite.ladder.law import Interval, Law, fit_law
+from megalite.ladder.law import Interval, Law, fit_law, require_enough
 from megalite.ladder.rule import Size, SizeFamily
 from megalite.sweeps.record import SweepBook, TrialRecord
 from megalite.sweeps.settings import SweepConfig
@@ -54,7 +54,13 @@ class Plan:
         return SweepConfig(config=self.path, overrides=self.overrides, dir=folder, metric=METRIC, space={RUN: points})
 
     def problems(self) -> Iterator[str]:
-        """What is wrong with lengths."""
+        """What is wrong with lengths, and with the runs together: a law that they could not give."""
+        sizes = [(self.family.size(width), ratio) for width in self.widths for ratio in self.ratios]
+        steps_of_all = [self.family.run(size, ratio)[STEPS] for size, ratio in sizes]
+        try:
+            require_enough([size.num_parameters for size, _ in sizes], steps_of_all)
+        except UserError as error:
+            yield f"--widths and --ratios: {error}"
         for width in self.widths:
             steps = [self.family.run(self.family.size(width), ratio)[STEPS] for ratio in self.ratios]
             if len(set(steps)) < len(steps):

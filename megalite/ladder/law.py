@@ -128,7 +128,7 @@ def fit_law(
     Raises:
         UserError: there are too few runs, or they are too much alike.
     """
-    _refuse_few(num_parameters, num_tokens, losses)
+    require_enough(num_parameters, num_tokens)
     logs = [np.log(np.asarray(each, np.float64)) for each in (num_parameters, num_tokens, losses)]
     centre = float(logs[0].mean()), float(logs[1].mean())
     n, d, y = logs[0] - centre[0], logs[1] - centre[1], logs[2]
@@ -143,11 +143,12 @@ def fit_law(
     return Law(best, draws, centre, enlarged)
 
 
-def _refuse_few(num_parameters: Sequence[float], num_tokens: Sequence[float], losses: Sequence[float]) -> None:
-    sizes, lengths = len(set(num_parameters)), len(set(num_tokens))
-    if len(losses) < LEAST_RUNS or sizes < LEAST_SIZES or lengths < LEAST_LENGTHS:
+def require_enough(num_parameters: Sequence[float], num_tokens: Sequence[float]) -> None:
+    """Raises UserError: so few runs, or so much alike, determine no law."""
+    runs, sizes, lengths = len(num_parameters), len(set(num_parameters)), len(set(num_tokens))
+    if runs < LEAST_RUNS or sizes < LEAST_SIZES or lengths < LEAST_LENGTHS:
         raise UserError(
-            f"a law of five numbers cannot be fitted to {len(losses)} runs of {sizes} sizes and {lengths} lengths; it "
+            f"a law of five numbers cannot be fitted to {runs} runs of {sizes} sizes and {lengths} lengths; it "
             f"takes {LEAST_RUNS} runs of {LEAST_SIZES} sizes and {LEAST_LENGTHS} lengths at least, better twelve"
         )
 

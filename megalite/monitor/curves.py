@@ -50,6 +50,12 @@ def sketch(curve: Curve, *, log_x: bool = False) -> str:
     return "\n".join([curve.label, *lines, f"{'':>9} └{'─' * SKETCH_COLUMNS}", f"{'':>11}{ends}"])
 
 
+def require_format(path: Path) -> None:
+    """Raises UserError: no figure is written under such a name."""
+    if path.suffix not in FORMATS:
+        raise UserError(f"{path}: a figure is written as {', '.join(FORMATS)}; give a name with one of these endings")
+
+
 def draw(path: Path, curves: Sequence[Curve], *, x_label: str, title: str, log: str = "") -> None:
     """Draw curves into a file, one panel below the other.
 
@@ -60,8 +66,7 @@ def draw(path: Path, curves: Sequence[Curve], *, x_label: str, title: str, log: 
     Raises:
         UserError: the format is unknown, or the file cannot be written.
     """
-    if path.suffix not in FORMATS:
-        raise UserError(f"{path}: a figure is written as {', '.join(FORMATS)}; give a name with one of these endings")
+    require_format(path)
     import matplotlib
     from matplotlib.figure import Figure
 

@@ -101,3 +101,23 @@ def test_ctrl_c_while_torch_is_imported(tmp_path):
     )
     assert done.returncode == EXIT_INTERRUPTED, done.stderr
     assert done.stderr.splitlines() == ["megalite: interrupted; run the same command again to go on"]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("lr-find", "-o"),
+        ("mup", "check", "-o"),
+        ("schedule", "plot", "-o"),
+        ("plan", "scaling", "--plot"),
+        ("profile", "--memory"),
+    ],
+    ids=" ".join,
+)
+def test_a_name_that_no_figure_is_written_under(command, tmp_path, capsys):
+    """Is refused before the work, not behind it."""
+    *verb, option = command
+    with pytest.raises(SystemExit) as ended:
+        main.main([*verb, str(write_run(tmp_path)), option, str(tmp_path / "figure.jpg")])
+    assert ended.value.code == EXIT_BAD_INPUT
+    assert "figure.jpg: a figure is written as .svg, .png, .pdf" in capsys.readouterr().err

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+from megalite.cli.main import app
 from megalite.config.load import load_config
 from megalite.config.plan import make_plan
 from megalite.errors import ConfigError, UserError
@@ -91,6 +93,21 @@ def test_what_the_rule_refuses(config):
     assert "two of them are" in next(iter(plan.problems()))
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--widths", "16,32", "--ratios", "1,2"), "cannot be fitted to 4 runs of 2 sizes"),
+        (("--widths", "16,32,48", "--ratios", "1"), "cannot be fitted to 3 runs of 3 sizes"),
+        (("--widths", "16,32,48", "--ratios", "1,2", "--hours", "1", "--machine", "nosuch"), "nosuch"),
+    ],
+)
+def test_what_would_be_told_after_the_last_run(options, said, config, tmp_path):
+    """Too few runs for a law, and a machine that nobody knows, are told before the first run."""
+    call = ["ladder", str(config), *options, "--dir", str(tmp_path / "ladder"), "--check"]
+    with pytest.raises(UserError, match=said):
+        CliRunner().invoke(app, call, catch_exceptions=False)
+
+
 def test_the_best_size_for_flops(config, law):
     """The least loss of all legal widths, each with the tokens that its real FLOPs leave."""
     family = load_family(config, (), [32], "scaled")
@@ -138,7 +155,8 @@ def test_what_came_is_compared(config, law):
 
 def test_a_whole_ladder(tmp_path):
     """Six runs of three sizes and a target are trained, once: the second call reads them. The JSON has the
-    runs, the law, what was foretold and what came, and a rung may be added behind the others."""
+    runs, the law, what was foretold and what came, also where a budget is too small for a step, and a rung may be
+    added behind the others."""
     config = write_run(
         tmp_path,
         parallel={"tp": 1, "zero_stage": 0},
@@ -162,6 +180,10 @@ def test_a_whole_ladder(tmp_path):
     again = megalite(*call)
     assert "trial" not in again.stderr
     assert json.loads(again.stdout) == found
+    poor = megalite("ladder", config, "--widths", "8,16,32", *options, "--flops", "1")
+    assert poor.returncode == 2
+    kept = json.loads((tmp_path / "ladder" / "ladder.json").read_text())
+    assert (kept["runs"], kept["law"], kept["best"]) == (found["runs"], found["law"], None)
     refused = megalite("ladder", config, "--widths", "16,8,32", *options)
     assert refused.returncode == 2
     assert "go on with the sizes" in refused.stderr

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from megalite.errors import ConversionError, UserError
 from megalite.page.heatmap import heatmap
 from megalite.tokenizer.tokenizer import Tokenizer
@@ -37,8 +39,8 @@ def needles(saved: SavedModel, test: NeedleTest, haystack: str) -> Iterator[Need
     yield from find_needles(build_stage(saved, device), prompts, device)
 
 
-def position_losses(saved: SavedModel, source: Path, length: int | None, most: int) -> list[RangeLoss]:
-    """The loss by position over the beginnings of long documents.
+def open_documents(saved: SavedModel, source: Path, length: int | None, most: int) -> list[np.ndarray]:
+    """The beginnings of long documents that a model can be judged on; before any weight is read.
 
     Args:
         source: tokenized documents.
@@ -58,6 +60,12 @@ def position_losses(saved: SavedModel, source: Path, length: int | None, most: i
             f"{source}: holds token {largest}, beyond the model's vocabulary of {saved.model.vocab_size}; name data "
             "that was tokenized with the model's tokenizer"
         )
+    return documents
+
+
+def position_losses(saved: SavedModel, source: Path, length: int | None, most: int) -> list[RangeLoss]:
+    """The loss by position over the beginnings of long documents; refuses what `open_documents` does."""
+    documents = open_documents(saved, source, length, most)
     device = choose_device("auto", 0)
     return loss_by_position(build_stage(saved, device), documents, device)
 

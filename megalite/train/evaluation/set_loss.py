@@ -9,7 +9,7 @@ from pathlib import Path
 
 from megalite.config.schema import SourceConfig
 from megalite.data.loader import make_batch
-from megalite.data.samples import open_validation_samples
+from megalite.data.samples import Samples, open_validation_samples
 from megalite.engine.steps import loss_weights
 from megalite.errors import DataError
 from megalite.stations.manifest import find_manifest
@@ -19,8 +19,8 @@ from megalite.train.evaluation.evaluator import SetLoss
 from megalite.train.evaluation.offline import LONGEST_STREAM, SavedModel, build_stage, token_losses
 
 
-def loss_on(saved: SavedModel, packed: Path) -> SetLoss:
-    """The mean cross-entropy over all labels of a set, by their weights.
+def open_set(saved: SavedModel, packed: Path) -> tuple[Samples, int]:
+    """A set that a model can be judged on, and tokens of a sequence of it; before any weight is read.
 
     Args:
         packed: a folder that `megalite data pack` made; documents do not see each other.
@@ -42,6 +42,12 @@ def loss_on(saved: SavedModel, packed: Path) -> SetLoss:
     samples.check_vocab_size(saved.model.vocab_size)
     if saved.model.positions == "learned" and seq_len > saved.model.max_positions:
         raise DataError(f"{packed}: packed with seq_len={seq_len}, the model reads {saved.model.max_positions} tokens")
+    return samples, seq_len
+
+
+def loss_on(saved: SavedModel, packed: Path) -> SetLoss:
+    """The mean cross-entropy over all labels of a set, by their weights; refuses what `open_set` does."""
+    samples, seq_len = open_set(saved, packed)
     device = choose_device("auto", 0)
     stage = build_stage(saved, device)
     total, num_tokens, weight, size = 0.0, 0, 0.0, max(1, LONGEST_STREAM // seq_len)

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
+from typer.testing import CliRunner
 
 from megalite.checkpoint.hf.exporter import to_hugging_face
+from megalite.cli.main import app
 from megalite.config.schema import TaskConfig
 from megalite.data.loader import Batch
 from megalite.errors import DataError
@@ -159,6 +161,17 @@ def test_short_questions_for_a_model_of_many_positions(tmp_path, tokenizer_folde
     assert seen
     assert all(len(batch.tokens) <= offline.LONGEST_STREAM for batch in seen)
     assert all(batch.max_seqlen < 512 for batch in seen)
+
+
+def test_data_that_is_none_is_told_before_the_first_question(tmp_path, tokenizer_folder, monkeypatch):
+    """Of `megalite eval`: a packed set, and long documents, beside tasks."""
+    write_checkpoint(tmp_path / "run", tiny_model(vocab_size=300))
+    write_questions(tmp_path / "qa.jsonl", 4, seed=1)
+    monkeypatch.setattr(offline, "score_all", lambda *_, **__: pytest.fail("scored"))
+    call = ["eval", str(tmp_path / "run"), "--tokenizer", str(tokenizer_folder), "--tasks", str(tmp_path / "qa.jsonl")]
+    for option in ("--loss", "--positions"):
+        with pytest.raises(DataError, match="nosuch"):
+            CliRunner().invoke(app, [*call, option, str(tmp_path / "nosuch")], catch_exceptions=False)
 
 
 def test_cut_between_context_and_choice(tokenizer_folder):
