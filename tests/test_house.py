@@ -58,7 +58,7 @@ FLOORS_INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
         ("audit", "loader", "run_config", "show", "verify"),
     ),
     "report": (
-        ("json_lines", "spikes"),
+        ("json_lines", "shapes", "spikes"),
         ("columns",),
         ("run_data",),
         ("curves",),

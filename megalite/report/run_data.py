@@ -21,6 +21,7 @@ import yaml
 from megalite.errors import UserError
 from megalite.report.columns import columns_of
 from megalite.report.json_lines import Event, Record, read_events, read_records
+from megalite.report.shapes import are_layer_stats, are_loads, is_config, is_plan
 from megalite.report.spikes import Spike, find_spikes
 
 METRICS, EVENTS, CONFIG, PLAN = "metrics.jsonl", "events.jsonl", "config.yaml", "plan.json"
@@ -99,11 +100,11 @@ def _read(folder: Path, name: str, told: Callable[[int], None] | None) -> RunDat
     return RunData(
         name=name,
         folder=folder,
-        config=_mapping(folder / CONFIG, yaml.safe_load, problems),
-        plan=_mapping(folder / PLAN, json.loads, problems),
+        config=_mapping(folder / CONFIG, yaml.safe_load, is_config, problems),
+        plan=_mapping(folder / PLAN, json.loads, is_plan, problems),
         columns=columns,
-        layer_stats=tuple(each for each in _layer_stats(folder, problems) if isinstance(each.get("layers"), dict)),
-        expert_loads=tuple(each for each in _expert_loads(folder, problems) if _are_loads(each)),
+        layer_stats=_records(folder / LAYERS, are_layer_stats, problems),
+        expert_loads=_records(folder / EXPERTS, are_loads, problems),
         events=tuple(sorted(events, key=lambda event: event["time"])),
         launched=next((event["time"] for event in launched), None),
         problems=tuple(problems),
@@ -128,29 +129,25 @@ def _lines(path: Path, problems: list[str]) -> Iterator[Record]:
     return itertools.chain.from_iterable(read_records(path, problems))
 
 
-def _layer_stats(folder: Path, problems: list[str]) -> Iterator[dict[str, Any]]:
-    return _lines(folder / LAYERS, problems) if (folder / LAYERS).is_file() else iter(())
+def _records(path: Path, is_ours: Callable[[Record], bool], problems: list[str]) -> tuple[Record, ...]:
+    """The lines of a file that not every run has; others are counted among the problems."""
+    if not path.is_file():
+        return ()
+    found = list(_lines(path, problems))
+    kept = tuple(record for record in found if is_ours(record))
+    if num_others := len(found) - len(kept):
+        said = "1 line is" if num_others == 1 else f"{num_others} lines are"
+        problems.append(f"{path.name}: {said} not as they are written, and left out")
+    return kept
 
 
-def _expert_loads(folder: Path, problems: list[str]) -> Iterator[dict[str, Any]]:
-    return _lines(folder / EXPERTS, problems) if (folder / EXPERTS).is_file() else iter(())
-
-
-def _are_loads(record: dict[str, Any]) -> bool:
-    """Whether it has a step, and numbers of experts by block."""
-    loads = record.get("loads")
-    if not isinstance(record.get("step"), int) or not isinstance(loads, dict):
-        return False
-    return all(isinstance(each, list) and all(type(n) in (int, float) for n in each) for each in loads.values())
-
-
-def _mapping(path: Path, parse: Any, problems: list[str]) -> dict[str, Any]:
+def _mapping(path: Path, parse: Any, is_ours: Callable[[Record], bool], problems: list[str]) -> dict[str, Any]:
     try:
         found = parse(path.read_text(encoding="utf-8"))
-        if isinstance(found, dict):
+        if isinstance(found, dict) and is_ours(found):
             return found
         problems.append(f"{path.name}: damaged")
-    except (OSError, ValueError, yaml.YAMLError) as error:
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         problems.append(f"{path.name}: {'not there' if not path.exists() else f'cannot be read ({error})'}")
     return {}
 

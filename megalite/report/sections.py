@@ -36,7 +36,9 @@ def status(run: RunData, now: float) -> tuple[str, str]:
     early = run.of_kind("early_stop")
     step = f"step {count(run.last_step)}" + (f" of {count(run.total_steps)}" if run.total_steps else "")
     if last is not None and last["event"] == "done":
-        return ("stopped early" if early and early[-1]["step"] == last["step"] else "finished") + f" at {step}", "good"
+        return (
+            "stopped early" if early and early[-1].get("step") == last.get("step") else "finished"
+        ) + f" at {step}", "good"
     if last is not None and last["event"] == "stop":
         return f"stopped at {step}, ready to go on", "warn"
     silent = now - max([(run.folder / "metrics.jsonl").stat().st_mtime, *(event["time"] for event in run.events[-1:])])

@@ -62,6 +62,65 @@ def test_events_that_nobody_writes_are_left_out_and_said(tmp_path, kind, key, va
         assert "What could not be read" in render([run], START)
 
 
+STATISTICS = {"step": 5, "layers": {"block.0": {"grad_norm": 1.0, "kurtosis": None}}}
+
+
+@pytest.mark.parametrize(
+    ("name", "written", "changes"),
+    [
+        (
+            "layers.jsonl",
+            STATISTICS,
+            [
+                *({"step": value} for value in ("5", None, 1.5, True, ...)),
+                *({"layers": value} for value in (1, {"block.0": 3}, {"block.0": {"grad_norm": "x"}})),
+            ],
+        ),
+        (
+            "plan.json",
+            {"num_parameters": 10, "world_size": 1},
+            [
+                *({key: "many"} for key in ("num_parameters", "world_size", "total_steps", "tp")),
+                *({"model": value} for value in ([1], {"vocab_size": "x"})),
+                {"num_parameters": None},
+            ],
+        ),
+        (
+            "config.yaml",
+            {"run": {"dir": "x"}},
+            [
+                *({"data": value} for value in (3, {"train": 3}, {"train": [3]}, {"train": [{"weight": "x"}]})),
+                *({"batch": value} for value in ([1], {"seq_len": "x"})),
+                *({"precision": value} for value in ("bf16", {"dtype": [1]})),
+                {"parallel": 2},
+            ],
+        ),
+    ],
+    ids=["layers", "plan", "config"],
+)
+def test_files_of_other_types_are_left_out_and_said(tmp_path, name, written, changes):
+    """What nobody writes there is none of the page's, which is made of the rest."""
+    folder = make_run(tmp_path / "run", 10)
+    (folder / name).write_text(json.dumps(written) + "\n")
+    assert read_runs([folder])[0].problems == ()
+    for change in changes:
+        odd = {key: value for key, value in {**written, **change}.items() if value is not ...}
+        (folder / name).write_text(json.dumps(odd) + "\n")
+        (run,) = read_runs([folder])
+        assert [problem.split(":")[0] for problem in run.problems] == [name]
+        assert "What could not be read" in render([run], START)
+
+
+def test_an_early_stop_without_a_step(tmp_path):
+    """It is not known to be of the end."""
+    folder = make_run(tmp_path / "run", 10)
+    done = json.dumps(event("done", START + 60, 10))
+    early = json.dumps({"time": START + 50, "event": "early_stop"})
+    (folder / "events.jsonl").write_text(f"{early}\n{done}\n")
+    (run,) = read_runs([folder])
+    assert status(run, START) == ("finished at step 10 of 10", "good")
+
+
 def test_broken_run(tmp_path):
     """Cut-off lines, NaN, steps done twice, no config, no plan, no events: all of it is said, and the page is made."""
     folder = make_run(tmp_path / "run", 40, end=None)
