@@ -244,6 +244,18 @@ def test_damaged_folders(name: str, damage: dict, exported: Path, tmp_path: Path
         TextModel(tmp_path / "hf")
 
 
+def test_an_empty_prompt_needs_an_end_of_text(exported: Path, tmp_path: Path):
+    """A new document begins behind the end of another, which a tokenizer without one has not."""
+    assert "".join(TextModel(exported).continue_text("", GenerationSettings(2))) is not None
+    shutil.copytree(exported, tmp_path / "hf")
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+        if (path := tmp_path / "hf" / name).is_file():
+            kept = {key: value for key, value in json.loads(path.read_text("utf-8")).items() if key != "eos_token"}
+            path.write_text(json.dumps(kept), encoding="utf-8")
+    with pytest.raises(UserError, match="no end-of-text token for a text to begin behind"):
+        CliRunner().invoke(app, ["generate", str(tmp_path / "hf"), "--prompt", ""], catch_exceptions=False)
+
+
 def test_a_text_depends_on_its_own_numbers_alone(exported: Path):
     """The same for the same seed, prompt and sample, whatever else was generated; others differ; a stop string of
     several tokens ends it and is left out."""

@@ -95,7 +95,7 @@ class TextModel:
         self._ends = {end for end in (*ends, self._tokenizer.eos_token_id) if end is not None}
 
     def require_room(self, prompts: Sequence[str], max_new_tokens: int) -> None:
-        """Raises ConversionError: a text would be longer than the model."""
+        """Raises ConversionError: a text would be longer than the model, or has nothing to begin with."""
         longest = self._model.config.max_position_embeddings
         for number, prompt in enumerate(prompts, start=1):
             length = len(self._ids(prompt))
@@ -116,7 +116,7 @@ class TextModel:
             sample: of several that follow it.
 
         Raises:
-            ConversionError: it would be longer than the model.
+            ConversionError: it would be longer than the model, or there is nothing that it could begin with.
         """
         self.require_room([prompt], settings.max_new_tokens)
         seed = settings.seed if (number, sample) == (0, 0) else name_seed(settings.seed, f"{number}/{sample}")
@@ -125,7 +125,13 @@ class TextModel:
         return found
 
     def _ids(self, prompt: str) -> list[int]:
-        return self._tokenizer(prompt)["input_ids"] or [self._tokenizer.eos_token_id]
+        ids = self._tokenizer(prompt)["input_ids"] or [self._tokenizer.eos_token_id]
+        if ids == [None]:
+            raise ConversionError(
+                f"prompt: found {prompt!r}, of which the tokenizer makes no tokens, and it has no end-of-text token "
+                "for a text to begin behind; give a prompt with text"
+            )
+        return ids
 
     def _pieces(
         self, ids: list[int], settings: GenerationSettings, generator: torch.Generator, found: Continuation
