@@ -89,7 +89,16 @@ def read_trace(path: Path, num_steps: int | None = None) -> Trace:
         with gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb") as file:
             events = json.load(file)["traceEvents"]
         return trace_of_events(events, num_steps)
-    except (ValueError, KeyError, TypeError, AttributeError, EOFError, gzip.BadGzipFile, zlib.error) as error:
+    except (
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+        EOFError,
+        gzip.BadGzipFile,
+        zlib.error,
+    ) as error:
         raise UserError(
             f"{path}: no trace of torch's profiler, or one cut short ({type(error).__name__}: {error}); trace the "
             "steps again (monitor.profile)"
@@ -110,9 +119,9 @@ def trace_of_events(events: Iterable[Event], num_steps: int | None = None) -> Tr
     for event in spans:
         by_category[event.get("cat", "")].append(event)
     annotations = by_category["user_annotation"]
-    marked = [event for event in annotations if STEP.match(event["name"])]
+    marked = [event for event in annotations if STEP.match(event["name"]) and event.get("dur", 0) > 0]
     if not marked:
-        raise ValueError("it has no step (ProfilerStep#N)")
+        raise ValueError("it has no step (ProfilerStep#N) that took any time")
     marked = sorted(marked, key=lambda event: event["ts"])[:num_steps]
     steps, thread = _set(marked), marked[0]["tid"]
     names = {f"{PREFIX}{phase}": phase for phase in PHASES}

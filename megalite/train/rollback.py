@@ -81,6 +81,7 @@ def go_back(
     samples = samples.following(account)
     drawn = {**drawn, **samples.drawn(then.num_samples)}
     left_out = {name: count - then.consumed.get(name, 0) for name, count in drawn.items()}
-    account = replace(account, left_out={**then.account.left_out, **left_out})
+    left_out = {**then.account.left_out, **left_out}
+    account = replace(account, left_out={name: count for name, count in left_out.items() if count})
     run.recorder.rewind(then.step)
     return replace(then, account=account), samples, start.origin

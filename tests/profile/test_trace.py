@@ -154,6 +154,8 @@ def test_what_is_no_trace_is_refused(tmp_path: Path):
         ("odd.json", b'{"traceEvents": [1]}'),
         ("none.json", b'{"traceEvents": []}'),
         ("text.json", b"\xff\xfe"),
+        ("no_time.json", json.dumps({"traceEvents": [step(1, 1)]}).encode()),
+        ("deep.json", b"[" * 100_000),
     ):
         (tmp_path / name).write_bytes(content)
         with pytest.raises(UserError, match="no trace of torch's profiler"):

@@ -153,6 +153,7 @@ def test_a_run_goes_back_and_ends_as_if_nothing_had_been(tmp_path):
     want, got = ([record["loss"] for record in metrics(each.run.dir)] for each in (quiet, moved))
     assert got == want
     want, got = (CheckpointReader(each.run.dir / "checkpoints/step-0000030") for each in (quiet, moved))
+    assert got.manifest.progress == want.manifest.progress
     for name in want.manifest.tensors:
         assert all(torch.equal(a, b) for a, b in zip(want.slabs(name), got.slabs(name), strict=True)), name
 
