@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -391,3 +392,17 @@ def test_transformers_alone_reads_the_folder(tmp_path: Path):
     assert type(loaded).__name__ == "LlamaForCausalLM"
     assert loaded.dtype == torch.bfloat16
     assert loaded.config.bos_token_id is loaded.config.eos_token_id is None
+
+
+@pytest.mark.parametrize(("has_read", "said"), [(False, "cannot read hf"), (True, "reads, but cannot run, hf")])
+def test_what_transformers_fails_at(has_read: bool, said: str, tmp_path: Path, monkeypatch):
+    """A folder that it cannot read is told from a model that it cannot compute, and either with its own words."""
+
+    def run(command: list[str], **options) -> subprocess.CompletedProcess:
+        if has_read:
+            (tmp_path / "loaded").touch()
+        return subprocess.CompletedProcess(command, 1, "", "RuntimeError: strides must be multiples of 16 bytes\n")
+
+    monkeypatch.setattr(verify.subprocess, "run", run)
+    with pytest.raises(ConversionError, match=rf"{said} in a fresh process, and says:\nRuntimeError: strides"):
+        verify._reload(tmp_path / "hf", tmp_path)

@@ -3,6 +3,7 @@
     python -m megalite.checkpoint.hf.reload FOLDER WORK
 
     WORK/request.json         sequences to run, texts to encode
+    WORK/loaded               there once the model has been read: what fails later fails in computing
     WORK/logits.safetensors   logits of sequence N under the name N
     WORK/report.json          what transformers had to say about the folder, and the ids of the texts
 
@@ -21,6 +22,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 REQUEST = "request.json"
+LOADED = "loaded"
 LOGITS = "logits.safetensors"
 REPORT = "report.json"
 
@@ -31,6 +33,7 @@ def main(folder: Path, work: Path) -> None:
 
     request = json.loads((work / REQUEST).read_text(encoding="utf-8"))
     model, loading = _load(folder, request["num_blocks"])
+    (work / LOADED).touch()
     logits = {str(number): _run(model, **sequence) for number, sequence in enumerate(request["sequences"])}
     save_file(logits, work / LOGITS)
     ids, decoded = _tokenize(folder, request["texts"], request["add_nothing"]) if request["texts"] else ([], [])

@@ -277,7 +277,8 @@ def _reload(folder: Path, work: Path) -> None:
     done = subprocess.run(command, cwd=work, env=environment, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         last = "\n".join(done.stderr.strip().splitlines()[-STDERR_LINES:])
-        raise ConversionError(f"transformers cannot read {folder.name} in a fresh process:\n{last}")
+        fails = "reads, but cannot run," if (work / reload.LOADED).exists() else "cannot read"
+        raise ConversionError(f"transformers {fails} {folder.name} in a fresh process, and says:\n{last}")
 
 
 def _check_loading(report: dict, num_blocks: int) -> None:
