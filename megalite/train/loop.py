@@ -163,7 +163,7 @@ class TrainingLoop:
         for component in self._components:
             with _naming(component, "before_step", step):
                 component.before_step(step)
-        run.engine.clip_norm = step.clip_norm
+        self._control.settle(step)
         try:
             result = run.engine.train_step(step.batches, step.lr, partial(self._ballot, step))
         except NonFiniteLossError as error:

@@ -11,12 +11,14 @@ import pytest
 from megalite.config.length import fill_schedule
 from megalite.config.plan import make_plan
 from megalite.config.schema import Config, OptimizerConfig, ScheduleConfig
+from megalite.config.sections.health import SpikesConfig
 from megalite.engine.protocol import StepResult
 from megalite.optim.groups import Pacing
 from megalite.optim.noise_scale import NoiseScale
 from megalite.optim.schedules import StepMeasures, decay_scale, learning_rate, shape_at
 from megalite.train.components.adaptive_control import AdaptiveControl
 from megalite.train.components.component import Step
+from megalite.train.components.spikes import SpikeGuard
 from tests.kit.train import tiny_config
 
 PEAK, STEPS = 1e-3, 100
@@ -165,3 +167,36 @@ def test_every_step_is_paced():
     assert control.engine.pacing == Pacing(decay_scale=0.5, lr_of_groups={1: pytest.approx(lr)})
     assert step.lr == learning_rate(10, 20, config.optimizer, config.schedule)
     control.after_step(step, StepResult(loss=1.0, grad_norm=1.0, lr=step.lr, num_tokens=1))
+
+
+@pytest.mark.parametrize("change", ["spikes", "plug-in"])
+def test_groups_follow_a_changed_rate(change):
+    """Spikes that cut the run's rate, or a plug-in that sets another, reach groups with a schedule of their own by the
+    same factor; what else a step is paced by stays, and so does the next step."""
+    groups = [{"match": "embedding.*", "schedule": {"name": "constant"}}]
+    control = controlled(tiny_config(optimizer={"groups": groups, "decay": {"end_scale": 0.0}}))
+    step = Step(10, [], range(0), None, 0, 0)
+    control.before_step(step)
+    plain = control.engine.pacing
+    if change == "spikes":
+        hooks = SimpleNamespace(vetoes=SimpleNamespace(add=lambda veto: None))
+        settings = SpikesConfig(cut_after=1, cut_factor=0.25)
+        guard = SpikeGuard(
+            settings,
+            engine=SimpleNamespace(hooks=hooks),
+            axes=None,
+            device=None,
+            recorder=None,
+            adapts_scale=False,
+        )
+        guard._detector.note(9, 9.0, 9.0, is_spike=True)
+        guard.before_step(step)
+    else:
+        step.lr *= 0.25
+    step.clip_norm = 0.125
+    control.settle(step)
+    assert control.engine.clip_norm == 0.125
+    assert control.engine.pacing == Pacing(plain.decay_scale, {0: pytest.approx(0.25 * plain.lr_of_groups[0])})
+    control.before_step(again := Step(10, [], range(0), None, 0, 0))
+    control.settle(again)
+    assert control.engine.pacing == plain

@@ -78,10 +78,21 @@ class AdaptiveControl(Component):
 
     def before_step(self, step: Step) -> None:
         step.lr = self.learning_rate(step.number)
-        self._engine.set_pacing(self._pacing(step))
+        self._own_lr, self._own_pacing = step.lr, self._pacing(step)
+        self._engine.set_pacing(self._own_pacing)
         step.clip_norm = clip_bound(self._norms, self._config.optimizer)
         if self._meter is not None and self._is_measured(step):
             self._meter.start(self._engine.loss_scaling().get("scale", 1.0))
+
+    def settle(self, step: Step) -> None:
+        """All components have had their say on a step: give the engine its clipping, and let groups with a schedule of
+        their own follow what was made of the run's rate, by the same factor. Of a rate of 0 nothing can be made."""
+        self._engine.clip_norm = step.clip_norm
+        own = self._own_pacing
+        if own.lr_of_groups and self._own_lr and step.lr != self._own_lr:
+            factor = step.lr / self._own_lr
+            lr_of_groups = {number: factor * lr for number, lr in own.lr_of_groups.items()}
+            self._engine.set_pacing(replace(own, lr_of_groups=lr_of_groups))
 
     def measure(self, step: Step, result: StepResult) -> None:
         """Take the noise in a step's gradients into account, and let the batch grow when it says so. Collective."""

@@ -41,6 +41,7 @@ class Step:
     num_tokens_total: int
     """That the run has read, this step included."""
     lr: float = 0.0
+    """The run's; groups with a schedule of their own follow, by the factor that it is changed by."""
     clip_norm: float | None = None
     """The largest gradient norm; None for no clipping."""
     set_by: str = ""
