@@ -50,9 +50,9 @@ class Routers:
             router.bias = None if router.bias is None else router.bias.to(device)
             router.loads = None if router.loads is None else router.loads.to(device)
 
-    def end_step(self, axes: Iterable[Axis]) -> None:
-        """All backward passes of a step are over: biases move, and the step's loads are known. Nothing waits for it.
-        Collective over the axes, whose ranks have had other tokens."""
+    def end_step(self, axes: Iterable[Axis], *, is_skipped: bool = False) -> None:
+        """A step is over: its loads are known, and biases move, as weights do, unless it was left out. Nothing waits
+        for it. Collective over the axes, whose ranks have had other tokens."""
         routers = list(self.by_name.values())
         if not routers:
             return
@@ -63,7 +63,7 @@ class Routers:
             router.noted.zero_()
             router.loads = _in_place(router.loads, noted[0].float())
             router.dropped = noted[1].float() if noted.shape[0] > 1 else None
-            if router.bias is not None and router.settings.bias_rate:
+            if router.bias is not None and router.settings.bias_rate and not is_skipped:
                 excess = torch.sign(noted[0] - noted[0].mean()).float()
                 router.bias -= router.settings.bias_rate * excess
 

@@ -20,7 +20,7 @@ from megalite.model.initialize import FreshWeights
 from megalite.parallel.axes import connect
 from megalite.parallel.mesh import Mesh
 from tests.kit.spawn import run_ranks
-from tests.kit.train import Rank, step_batches, tiny_config
+from tests.kit.train import Rank, start_rank, step_batches, tiny_config
 
 LR = 2e-3
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -92,6 +92,34 @@ def refuse_second_step(cases: list[tuple]) -> list[list[tuple[StepResult, list, 
         rank.engine.close()
         seen.append(steps)
     return seen
+
+
+BIASED = {"num_experts": 4, "top_k": 2, "ffn_hidden_size": 16, "bias_rate": 0.01}
+ENGINES = ({"zero_stage": 1}, {"zero_stage": 1, "engine": "deepspeed"}, {"zero_stage": 3, "engine": "fsdp2"})
+
+
+def biases_of_two_steps(layouts: list[dict]) -> list[list[Tensor]]:
+    """For each layout: the biases of all routers behind a step that was refused, then behind one that was taken."""
+    seen = []
+    for parallel in layouts:
+        rank, found = start_rank(tiny_config(model={"moe": BIASED}, parallel={"dp": 2, **parallel})), []
+        for reason in ("planted", ""):
+            remove = rank.engine.hooks.vetoes.add(lambda loss, norm, reason=reason: reason)
+            step(rank, 0)
+            remove()
+            found.append(torch.stack([each.bias.clone() for each in rank.engine.stage.routers.by_name.values()]))
+        rank.engine.close()
+        seen.append(found)
+    return seen
+
+
+def test_a_refused_step_moves_no_bias_of_a_router():
+    """On every engine; the next step, of the same tokens, moves each by no more than the rate, on all ranks alike."""
+    of_ranks = run_ranks(biases_of_two_steps, 2, list(ENGINES))
+    for parallel, (refused, taken), (_, elsewhere) in zip(ENGINES, *of_ranks, strict=True):
+        assert not refused.any(), parallel
+        assert taken.abs().max() == pytest.approx(0.01), parallel
+        assert torch.equal(taken, elsewhere), parallel
 
 
 def test_a_refused_step_changes_nothing():

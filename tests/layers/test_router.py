@@ -85,6 +85,17 @@ def test_biases_move_towards_a_balance():
     del blocks
 
 
+def test_a_step_that_is_left_out_moves_no_bias():
+    """Its loads are known all the same, and do not count in the next step."""
+    routers, _ = made({"num_experts": 4, "top_k": 1, "bias_rate": 0.25})
+    (router,) = routers.by_name.values()
+    router.noted = torch.tensor([[6.0, 1.0, 3.0, 2.0]])
+    routers.end_step((), is_skipped=True)
+    assert router.bias.tolist() == [0.0] * 4
+    assert router.loads.tolist() == [6.0, 1.0, 3.0, 2.0]
+    assert router.noted.tolist() == [[0.0] * 4]
+
+
 def test_what_finds_no_room():
     """Is known when the step is over, as a share of all choices; the balance is of what was chosen."""
     routers, _ = made({"num_experts": 4, "top_k": 1, "capacity_factor": 1.0, "bias_rate": 0.25})

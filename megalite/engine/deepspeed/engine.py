@@ -138,13 +138,14 @@ class DeepSpeedEngine(EngineOfState):
                     self._engine.step()
 
         self.stage.precision.end_step()
-        self.stage.routers.end_step(token_axes(self.stage, self._axes))
         replicas = self._axes.replicas
         losses = losses_of_step(total, self.stage) / (len(batches) * replicas.size)
         with span("optimizer"):
             self._update.prepare(all_reduce(losses, replicas), count.num_tokens, ask)
             self._engine.step()
-        return self._update.result(lr)
+        result = self._update.result(lr)
+        self.stage.routers.end_step(token_axes(self.stage, self._axes), is_skipped=result.skipped)
+        return result
 
     def eval_step(self, batches: Sequence[Batch]) -> LossSum:
         self._engine.eval()

@@ -102,12 +102,12 @@ class Fsdp2Engine(EngineOfState):
             with span("backward"):
                 loss.backward()
         self.stage.precision.end_step()
-        self.stage.routers.end_step(token_axes(self.stage, self._axes))
         losses = losses_of_step(total, self.stage)
         if self._axes.tp.rank:
             losses = torch.zeros_like(losses)  # all tp ranks have the same
         with span("optimizer"):
             result = self._update.make(losses, count.num_tokens, lr=lr, clip_norm=self.clip_norm, ask=ask)
+        self.stage.routers.end_step(token_axes(self.stage, self._axes), is_skipped=result.skipped)
         for shard in self._shards.values():
             shard.forget_gradients()
         return result

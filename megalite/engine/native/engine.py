@@ -119,13 +119,13 @@ class NativeEngine(EngineOfState):
         losses = self._passes(own, scale)
         self._sums.finish()
         self.stage.precision.end_step()
-        self.stage.routers.end_step(token_axes(self.stage, self._axes))
         with span("reduce"):
             self._replication.wait_for_sums()
         if self._axes.tp.rank:
             losses = torch.zeros_like(losses)  # all tp ranks have the same
         with span("optimizer"):
             result = self._update.make(losses, count.num_tokens, lr=lr, clip_norm=self.clip_norm, ask=ask)
+        self.stage.routers.end_step(token_axes(self.stage, self._axes), is_skipped=result.skipped)
         if not result.skipped:
             with span("reduce"):
                 self._replication.gather()
