@@ -41,7 +41,7 @@ class MicroGradients:
             self._end()
             self._end = None
 
-    def finish(self, batches: Sequence[Batch], result: StepResult) -> Squares:
+    def finish(self, batches: Sequence[Batch], result: StepResult) -> Squares | None:
         """Stop listening and compare the step's micro-batches with its whole batch. Collective.
 
         A token weighs w / N in a gradient of a micro-batch, N being the valid tokens of the global batch and w the
@@ -51,6 +51,9 @@ class MicroGradients:
 
         Args:
             batches: this rank's micro-batches, in order.
+
+        Returns:
+            None where the whole batch is no larger than its micro-batches: only one of them has labels.
         """
         self.stop()
         totals = torch.zeros(len(batches), dtype=torch.float64, device=batches[0].tokens.device)
@@ -66,7 +69,10 @@ class MicroGradients:
         told = (means * has_tokens, squares / own**2, has_tokens, sums, squares)
         numbers = all_reduce(torch.stack([each.double().sum() for each in told]), self._axes.batch)
         small, inverse, number, weight, square = numbers.tolist()
-        return Squares(small * weight**2 / number, inverse / number, result.grad_norm**2, square / weight**2)
+        inverse_small, inverse_large = inverse / number, square / weight**2
+        if number < 2 or inverse_small == inverse_large:
+            return None
+        return Squares(small * weight**2 / number, inverse_small, result.grad_norm**2, inverse_large)
 
     def _observe(self, parameter: nn.Parameter, gradient: Tensor, micro_batch: int) -> None:
         if parameter in self._counted:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
+import torch
 
 from megalite.model.initialize import FreshWeights
 from megalite.model.spec import StageSpec
 from megalite.model.transformer import Stage
+from megalite.train.components.adaptive_control import AdaptiveControl
+from megalite.train.components.component import Step
 from megalite.train.micro_gradients import MicroGradients
 from tests.kit.batches import step_batches
 from tests.kit.spawn import run_ranks
@@ -79,3 +82,24 @@ def test_every_engine(world_size):
     for found in run_ranks(measured, world_size, LAYOUTS[world_size]):
         for layout, squares in zip(LAYOUTS[world_size], found, strict=True):
             assert squares == pytest.approx(truth, rel=RELATIVE), layout
+
+
+def noise_of_one_micro_batch() -> list:
+    """What is found in a step of which one micro-batch has labels, and what the run then knows of its noise."""
+    rank = start_rank(tiny_config(batch={"noise_scale": {"every": 1}}))
+    control = AdaptiveControl(
+        rank.config, rank.plan, engine=rank.engine, axes=rank.axes, device=torch.device("cpu"), recorder=None
+    )
+    batches = [
+        each if number == 2 else replace(each, loss_mask=torch.zeros_like(each.loss_mask))
+        for number, each in enumerate(step_batches(0, dp=1, dp_rank=0, **SIZES))
+    ]
+    control.before_step(step := Step(1, batches, range(8), None, 128, 128))
+    result = rank.engine.train_step(batches, 0.0)
+    control.measure(step, result)
+    return [result.skipped, step.figures, control.state()["noise_scale"]["num_measurements"]]
+
+
+def test_one_micro_batch_with_labels_tells_nothing():
+    """The whole batch is then no larger than it, and the step is no measurement."""
+    assert run_ranks(noise_of_one_micro_batch, 1) == [[False, {}, 0]]

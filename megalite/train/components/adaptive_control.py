@@ -145,7 +145,10 @@ class AdaptiveControl(Component):
             return
         settings = self._config.batch.noise_scale
         assert settings is not None
-        self._noise = updated(self._noise, meter.finish(step.batches, result), settings.smoothing)
+        squares = meter.finish(step.batches, result)
+        if squares is None:
+            return
+        self._noise = updated(self._noise, squares, settings.smoothing)
         if self._noise.tokens is not None:
             step.figures["noise_scale"] = self._noise.tokens
         if settings.max_batch_size is not None:
