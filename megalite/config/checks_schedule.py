@@ -37,8 +37,12 @@ class _Place:
     """Whose these are."""
 
 
-def check_schedule(config: Config) -> Iterator[str]:
-    """Complaints about every schedule: what has no effect, what is missing, what does not fit into the run."""
+def check_schedule(config: Config, *, is_stage: bool = False) -> Iterator[str]:
+    """Complaints about every schedule: what has no effect, what is missing, what does not fit into the run.
+
+    Args:
+        is_stage: the config is that of a stage, beside which others may have a batch of another size.
+    """
     is_length_known = (config.train.steps is None) != (config.train.tokens is None)
     groups = {f"optimizer.groups.{n}.schedule": group.schedule for n, group in enumerate(config.optimizer.groups)}
     for key, schedule in {"schedule": config.schedule, **groups}.items():
@@ -46,7 +50,7 @@ def check_schedule(config: Config) -> Iterator[str]:
             continue
         yield from _phases(schedule, key)
         yield from _measured(config, schedule, key)
-        if not _grows(config):
+        if not is_stage and not _grows(config):
             because = "a batch of one size: neither batch.ramp, nor batch.stages, nor batch.noise_scale.max_batch_size"
             yield from unused(schedule, ("scale_with_batch",), key, because)
         if not is_length_known:

@@ -58,15 +58,15 @@ def validate(config: Config, world_size: int) -> None:
     problems += list(check_length_stages(config)) if not problems else []
     stages = length_stages(config) if not problems else ()
     for stage in stages if len(stages) > 1 else ():
-        found = _problems(stage.config, world_size)
+        found = _problems(stage.config, world_size, is_stage=True)
         problems += [f"{each} (from step {stage.first_step} on, batch.stages)" for each in found]
     problems += check_chunks(stage.config for stage in stages) if stages else ()
     if problems:
         raise ConfigError(problems)
 
 
-def _problems(config: Config, world_size: int) -> list[str]:
-    """All complaints about a config, its stages left out."""
+def _problems(config: Config, world_size: int, *, is_stage: bool = False) -> list[str]:
+    """All complaints about a config, its stages left out; it may be that of one of them."""
     model = fill(config, ANY_VOCAB_SIZE)
     return [
         *(f"{'.'.join(keys)}: {sentence}" for keys, sentence in problems_of(config)),
@@ -95,7 +95,7 @@ def _problems(config: Config, world_size: int) -> list[str]:
         *check_optimizer(config, model),
         *check_profile(config, world_size),
         *_monitor(config),
-        *check_schedule(config),
+        *check_schedule(config, is_stage=is_stage),
         *_periods(config),
         *_health(config, model, world_size),
     ]

@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from megalite.config.length import fill_schedule
-from megalite.config.plan import make_plan
+from megalite.config.length_stages import length_stages, plan_stage
+from megalite.config.plan import RunPlan, make_plan
 from megalite.config.schema import Config, OptimizerConfig, ScheduleConfig
 from megalite.config.sections.health import SpikesConfig
+from megalite.config.validate import validate
 from megalite.engine.protocol import StepResult
 from megalite.optim.groups import Pacing
 from megalite.optim.noise_scale import NoiseScale
@@ -103,7 +105,7 @@ def test_rates_follow_the_batch(kind, exponent):
         assert control.learning_rate(step) == pytest.approx(alone * (sizes.size(step) / 8) ** exponent, rel=1e-12)
 
 
-def controlled(config: Config) -> Any:
+def controlled(config: Config, plan: RunPlan | None = None) -> Any:
     """The component that sets rates, on an engine that only listens."""
     engine = SimpleNamespace(loss_scaling=dict, set_loss_scaling=lambda state: None, pacing=None)
     engine.averaging, engine.set_averaging = dict, lambda state: None
@@ -111,7 +113,8 @@ def controlled(config: Config) -> Any:
     engine.observe_gradients = lambda observer: None
     engine.stage = SimpleNamespace(parameters=list)
     recorder = SimpleNamespace(event=lambda *args, **kwargs: None)
-    control = AdaptiveControl(config, make_plan(config, 1), engine=engine, axes=None, device=None, recorder=recorder)
+    plan = plan or make_plan(config, 1)
+    control = AdaptiveControl(config, plan, engine=engine, axes=None, device=None, recorder=recorder)
     control.engine = engine
     return control
 
@@ -200,3 +203,18 @@ def test_groups_follow_a_changed_rate(change):
     control.before_step(again := Step(10, [], range(0), None, 0, 0))
     control.settle(again)
     assert control.engine.pacing == plain
+
+
+@pytest.mark.parametrize(("kind", "power"), [("sqrt", 0.5), ("linear", 1.0)])
+def test_the_rate_follows_the_batch_of_a_stage(kind, power):
+    """A run whose stages have batches of other sizes is taken, and every step has the rate of its own batch."""
+    schedule = {"name": "constant", "warmup_steps": 0, "min_lr": 0.0, "scale_with_batch": kind}
+    config = tiny_config(
+        batch={"stages": [{"from_step": 7, "global_batch_size": 4}]}, schedule=schedule, data={"train": [{"path": "x"}]}
+    )
+    validate(config, 1)
+    peak = config.optimizer.lr
+    for stage in length_stages(config):
+        control = controlled(stage.config, plan_stage(config, stage, 1))
+        assert [control.learning_rate(step) for step in (1, 6)] == [peak, peak]
+        assert [control.learning_rate(step) for step in (7, 20)] == [pytest.approx(peak * 0.5**power)] * 2
