@@ -35,7 +35,6 @@ METRIC_KEYS = ("loss", "grad_norm", "lr", "tokens", "skipped")
 """What a step's record says that is no matter of time."""
 
 FORCED = (
-    "checkpoint.keep_last=2",
     "checkpoint.keep_every=null",
     "checkpoint.keep_best=null",
     "train.early_stopping=null",  # both runs go to their ends
@@ -105,6 +104,7 @@ def verify_resume(
     if asked.run.deterministic is None:
         forced.append("run.deterministic=true")
     forced += [f"checkpoint.every={num_steps}", "monitor.tensorboard=false"]
+    forced.append(f"checkpoint.keep_last={num_steps + 1}")  # those of all steps from N on, whatever they are saved for
     whole, halves = (load_run(path, [*forced, f"run.dir={folder / name}"]) for name in ("whole", "halves"))
     total = derive_steps(whole)
     if 2 * num_steps > total:

@@ -115,6 +115,12 @@ def test_a_run_that_may_stop_early(tmp_path):
     assert verify_resume(config, (), 2, tmp_path, launch=launch).is_equal
 
 
+def test_a_checkpoint_between_the_two(tmp_path):
+    """The one before the final decay, which is saved besides, does not push that of step N out."""
+    schedule = ("schedule.name=wsd", "schedule.warmup_steps=1", "schedule.decay_steps=3")
+    assert verify(tmp_path, {"tp": 1, "zero_stage": 1}, None, *schedule, "checkpoint.keep_every=null").is_equal
+
+
 def test_command(tmp_path):
     """The table, the verdict and the exit code, on real processes; and a mistake in the config is exit code 2."""
     config = write_run(tmp_path, parallel={"tp": 1, "zero_stage": 1})
