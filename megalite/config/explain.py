@@ -61,6 +61,7 @@ def _sentence(details: ErrorDetails, settings: _Settings) -> str:
         return f"found {_found(found)}: {details['msg']}"
     is_beyond_all = details["type"] in ("too_large", "finite_number") and not setting.keys() & UPPER_BOUNDS
     bound = f", and at most {LARGEST_NUMBER:.2g}" if is_beyond_all else ""
+    bound = ", and none nearer to 0 than 2^-126 (fp32 may have 0 for it)" if details["type"] == "too_small" else bound
     expected = f"expected {_expected(setting)}{bound}{_meaning(setting)}"
     if details["type"] == "missing":
         return f"missing; {expected}"

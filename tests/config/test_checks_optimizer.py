@@ -35,6 +35,15 @@ def test_refused(settings: dict[str, Any], complaint: str):
     assert complaint in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "settings", [{"eps": 1e-50}, {"clip": {"by": "value", "threshold": 1e-40}}, {"update_clip": 1e-39}]
+)
+def test_numbers_that_fp32_does_not_have(settings: dict[str, Any]):
+    """An eps of 0 would make NaN of a row without a gradient."""
+    with pytest.raises(ConfigError, match=r"expected a number above 0, and none nearer to 0 than 2\^-126"):
+        Config(optimizer=settings)
+
+
 AVERAGED = {"name": "schedule_free_adamw"}
 CONSTANT, COSINE = {"name": "constant"}, {"name": "cosine"}
 IN_PLACE = "which lowers the rate, and the averages of schedule_free_adamw are there in place of that; use "
