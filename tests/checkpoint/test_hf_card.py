@@ -82,6 +82,15 @@ def test_unfinished_runs(tmp_path: Path):
     assert alarms(folder) == ["This is step 30 of a run that goes to step 31: training is not finished."]
 
 
+@pytest.mark.parametrize(("later", "is_over"), [([], True), ([{"event": "validation", "step": 40}], False)])
+def test_a_run_that_early_stopping_has_ended(later: list[dict], is_over: bool, tmp_path: Path):
+    """It is finished, unless it was gone on with."""
+    folder = write_run(tmp_path, FALLING, total_steps=1000)
+    ended = [{"event": "early_stop", "step": 30}, {"event": "done", "step": 30}, {"event": "start", "step": 30}]
+    (tmp_path / "events.jsonl").write_text("".join(json.dumps(each) + "\n" for each in [*ended, *later]))
+    assert (alarms(folder) == []) == is_over
+
+
 def test_weights_that_no_step_changed(tmp_path: Path):
     """Steps that were all skipped leave an untrained model, and one that began as another is that one still."""
     fresh = write_checkpoint(tmp_path / "fresh", tiny_model(), step=4, num_updates=0)

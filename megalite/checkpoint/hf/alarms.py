@@ -31,7 +31,7 @@ def find_alarms(manifest: Manifest, model: Architecture, provenance: Provenance)
         return [untrained]
     alarms = _of_losses(provenance.losses, model) if provenance.losses else []
     step, last = manifest.progress.step, provenance.total_steps
-    if last is not None and step < last:
+    if last is not None and step < last and not provenance.ended_early:
         alarms.append(f"This is step {step:,} of a run that goes to step {last:,}: training is not finished.")
     return alarms
 

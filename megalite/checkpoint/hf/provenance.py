@@ -100,6 +100,8 @@ class Provenance:
     """Step and loss of the newest one up to the checkpoint."""
     total_steps: int | None
     """Where the run was to end."""
+    ended_early: bool
+    """Whether it has ended at this very step, for good."""
     origin: Origin | None
     """None for fresh weights."""
     data: tuple[DataSet, ...]
@@ -119,6 +121,7 @@ def trace(folder: Path, manifest: Manifest) -> Provenance:
         losses=_read_losses(run / "metrics.jsonl", step) if run else None,
         validation=_read_validation(run / "events.jsonl", step) if run else None,
         total_steps=_total_steps(config),
+        ended_early=_has_ended_early(run / "events.jsonl", step) if run else False,
         origin=_origin(manifest, _at(config, "train", "init_from")),
         data=tuple(_data_set(each) for each in _at(config, "data", "train") or ()),
         tokenizers=frozenset([recorded]) if recorded else frozenset(filter(None, map(_tokenizer_of, train_data))),
@@ -188,7 +191,14 @@ def _read_validation(path: Path, last_step: int) -> tuple[int, float] | None:
     return found[-1] if found else None
 
 
-def _lines(path: Path, last_step: int) -> Iterator[dict[str, Any]]:
+def _has_ended_early(path: Path, step: int) -> bool:
+    """Whether early stopping has ended the run at a step, and it was not gone on with."""
+    records = [record for record in _lines(path, math.inf) if record["step"] >= step]
+    stopped = any(record.get("event") == "early_stop" and record["step"] == step for record in records)
+    return stopped and all(record["step"] == step for record in records)
+
+
+def _lines(path: Path, last_step: float) -> Iterator[dict[str, Any]]:
     """The records of steps up to one; a line that a crash cut short is passed over."""
     return (record for record in read_step_lines(path) if record["step"] <= last_step)
 
