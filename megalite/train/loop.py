@@ -122,6 +122,7 @@ class TrainingLoop:
     def _train(self) -> int | None:
         if why := self._shared_stop_reason():
             self.run.recorder.say(f"the run has ended early before: {why}")
+            self._end(Ended.EARLY, is_again=True)
             return EXIT_DONE
         while True:
             ended = self._stretch()
@@ -203,8 +204,8 @@ class TrainingLoop:
             return self._roll_back(wish)
         if wishes.save:
             self.run.stop.note_save()
-        is_last = number == self.run.plan.last_step
-        is_due = wishes.save or number == self._trunk or self._is_due(self.run.config.checkpoint.every, number)
+        every, is_last = self.run.config.checkpoint.every, number == self.run.plan.last_step
+        is_due = wishes.save or number == self._trunk or (every is not None and number % every == 0 and not is_last)
         is_saved = is_due or wishes.stop or wishes.end_early or is_last
         if is_saved and self._rolls_back_before_save(number):
             return Ended.ROLLED_BACK
@@ -309,10 +310,11 @@ class TrainingLoop:
         run.recorder.say(f"step {now.step}: {wish.why}; back to {origin}, step {step}")
         return Ended.ROLLED_BACK
 
-    def _end(self, ended: Ended) -> None:
+    def _end(self, ended: Ended, *, is_again: bool = False) -> None:
         """See to it that the last step is saved, whatever fails before, and say how the run ended."""
         run, step = self.run, self.progress.step
-        failures = [] if ended in (Ended.STOPPED, Ended.STAGE) else _failures("finish", self._components, step)
+        is_finishing = not is_again and ended not in (Ended.STOPPED, Ended.STAGE)
+        failures = _failures("finish", self._components, step) if is_finishing else []
         run.heartbeat.enter("save", step)
         self._checkpoints.finish(self._whole_progress(), self._validation_loss())
         for failure in failures:
@@ -363,9 +365,6 @@ class TrainingLoop:
     def _validation_loss(self) -> float | None:
         """The watched validation loss of this very step."""
         return None if (found := self._components.validation) is None else found.loss_at(self.progress.step)
-
-    def _is_due(self, every: int | None, step: int) -> bool:
-        return every is not None and step % every == 0 and step < self.run.plan.last_step
 
 
 def _failures(method: str, parts: Iterable[Component | Checkpoints], *arguments: int) -> list[Exception]:

@@ -16,6 +16,9 @@ from megalite.config.load import load_config
 from megalite.config.schema import SourceConfig
 from megalite.data.samples import open_validation_samples, open_validation_sets
 from megalite.errors import EXIT_DONE, EXIT_REQUEUE, UserError
+from megalite.report.run_data import read_runs
+from megalite.report.sections import status
+from megalite.sweeps.outcome import read_outcome
 from megalite.train.evaluation.offline import open_model, score_tasks
 from megalite.train.preflight import preflight
 from tests.kit.data import random_documents, write_packed_folder
@@ -125,7 +128,9 @@ def test_early_stop_is_remembered(tmp_path):
     assert validations(cut.run.dir)[-1]["step"] == 8
     num_events = len(events(cut.run.dir))
     assert launch(cut, 2) == EXIT_DONE
-    assert [event["event"] for event in events(cut.run.dir)[num_events:]] == ["start"]
+    assert [event["event"] for event in events(cut.run.dir)[num_events:]] == ["start", "early_stop", "done"]
+    assert status(read_runs([cut.run.dir])[0], 0.0)[0] == "stopped early at step 8 of 40"
+    assert read_outcome(cut.run.dir, "validation", code=0).state == "done"
 
 
 def test_best_is_a_link(tmp_path):
