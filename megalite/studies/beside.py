@@ -18,6 +18,7 @@ from megalite.data.samples import Samples
 from megalite.engine.build import build_engine, with_preference
 from megalite.engine.protocol import Engine
 from megalite.parallel.axes import Axes
+from megalite.train.components.qat_start import begin_step
 from megalite.train.place import Place
 from megalite.train.preflight import preflight_stages
 from megalite.train.start import Start, first_start
@@ -39,17 +40,28 @@ class Beside:
     start: Start
 
     def batches(self) -> Iterator[list[Batch]]:
-        """This rank's micro-batches of the steps to come, on its device."""
+        """This rank's micro-batches of the steps to come, on its device. The stage is told of each step, as in a run;
+        behind the last of its own it goes on with batches of that one's size."""
+        last = self.plan.last_step
         loader = Loader(
             self.samples,
             micro_batch_size=self.config.batch.micro_batch_size,
-            batch_sizes=self.sizes,
+            batch_sizes=self.sizes.changed(last + 1, self.sizes.size(last)),
             dp_size=self.axes.batch.size,
             dp_rank=self.axes.batch.rank,
             prefetch=self.config.data.prefetch,
         )
         for number in itertools.count(self.start.progress.step + 1):
+            self._tell(number)
             yield [batch.to(self.device) for batch in loader.step_batches(number)]
+
+    def _tell(self, number: int) -> None:
+        """What a stage computes by its step: whether weights are rounded, and how much further predictions weigh."""
+        qat, mtp = self.config.precision.qat, self.plan.model.mtp
+        if qat is not None:
+            begin_step(self.engine, number)
+        if mtp is not None:
+            self.engine.stage.further.weight = mtp.weight_at(number)
 
 
 def start_beside(config: Config, place: Place) -> Beside:

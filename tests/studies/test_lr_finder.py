@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from contextlib import suppress
 from dataclasses import asdict
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from megalite.data.loader import Loader
 from megalite.errors import EXIT_DONE, EXIT_REQUEUE, UserError
 from megalite.studies import lr_finder
 from megalite.studies.aside import aside
+from megalite.studies.beside import start_beside
 from megalite.studies.lr_finder import Found, SmoothedLoss, Sweep, _sweep, find_rate
 from megalite.train.place import Place
 from tests.kit.runs import megalite, metrics, write_run
@@ -143,3 +145,36 @@ def test_refused_before_it_starts(tmp_path):
     with pytest.raises(UserError, match=r"data\.train"):
         find_rate(config.model_copy(update={"data": config.data.model_copy(update={"train": ()})}), 2, Sweep())
     assert not config.run.dir.exists()
+
+
+def told(config: Config) -> list[tuple[bool, float, int]]:
+    """For the first steps of a study: whether weights are rounded, how much a further prediction weighs, tokens."""
+    beside = start_beside(aside(config, config.run.dir / "aside"), Place(0, 1, 0, ""))
+    seen = []
+    for batches in islice(beside.batches(), 5):
+        weight, stage = next(iter(beside.engine.stage.precision.weights.values())), beside.engine.stage
+        seen.append((weight.is_on, stage.further.weight, sum(len(each.tokens) for each in batches)))
+    beside.engine.close()
+    return seen
+
+
+def test_a_stage_is_told_its_steps(tmp_path):
+    """Weights are rounded and further predictions weighed as in the run's own steps; behind the last step of a stage
+    its batches keep their size, which the next one's micro-batches alone would divide."""
+    config = load_config(
+        write_run(
+            tmp_path,
+            parallel={"tp": 1, "zero_stage": 1},
+            model={"mtp": {"num_layers": 1, "loss_weight": 0.5, "loss_weight_steps": [[3, 0.25]]}},
+            precision={"qat": {"bits": 4, "group_size": 32, "start_step": 3}},
+            batch={
+                "micro_batch_size": 2,
+                "global_batch_size": 4,
+                "stages": [{"from_step": 4, "micro_batch_size": 1, "global_batch_size": 3}],
+            },
+            train={"steps": 8},
+        )
+    )
+    num_tokens = 4 * config.batch.seq_len
+    early, late = (False, 0.5, num_tokens), (True, 0.25, num_tokens)
+    assert run_ranks(told, 1, config) == [[early, early, late, late, late]]

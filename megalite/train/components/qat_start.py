@@ -21,18 +21,23 @@ class QatStart(Component):
     name = "qat_start"
 
     def __init__(self, engine: Engine, recorder: Recorder, start_step: int, done: int):
-        from megalite.layers.qat.precision import Qat
-
-        precision = engine.stage.precision
-        assert isinstance(precision, Qat), "a run that rounds its weights"
-        self._precision, self._recorder, self._start_step = precision, recorder, start_step
-        precision.begin_step(done)
+        self._engine, self._recorder, self._start_step = engine, recorder, start_step
+        begin_step(engine, done)
 
     def before_step(self, step: Step) -> None:
         if step.number == self._start_step:
             self._recorder.event("qat_begins", step.number)
             self._recorder.say(f"weights are rounded from step {step.number} on")
-        self._precision.begin_step(step.number)
+        begin_step(self._engine, step.number)
 
     def rewind(self, step: int, state: dict[str, Any]) -> None:
-        self._precision.begin_step(step)
+        begin_step(self._engine, step)
+
+
+def begin_step(engine: Engine, number: int) -> None:
+    """Tell a stage that rounds its weights which step comes."""
+    from megalite.layers.qat.precision import Qat
+
+    precision = engine.stage.precision
+    assert isinstance(precision, Qat), "a run that rounds its weights"
+    precision.begin_step(number)
