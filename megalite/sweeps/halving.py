@@ -8,7 +8,8 @@ A trial goes on from its checkpoint where the learning rates of its steps are th
 the beginning of the whole run, to the last bit. A schedule that ends in a decay (wsd, constant with cooldown) trains
 its rungs before the last without it. Where the rates of the run or of a group of weights depend on the length in
 another way (cosine, linear, a warmup by fraction), or the weight decay does (`optimizer.decay.end_scale`), or the data
-(stages, passes), each rung is a run anew in a folder of its own.
+(stages, passes), or where plateau or early stopping would count a validation at the rung's end that the whole run does
+not have, each rung is a run anew in a folder of its own.
 """
 
 from __future__ import annotations
@@ -78,11 +79,19 @@ def at_rung(trial: Trial, steps: int) -> Trial:
 def beginning_of(config: Config, steps: int) -> Config | None:
     """The config under which a run of so many steps is the beginning of the whole one; None where there is none."""
     mix = config.data.mix
-    if mix.stages or mix.epochs or mix.ranks:
+    if mix.stages or mix.epochs or mix.ranks or _has_one_look_more(config, steps):
         return None
     part = _without_decay(_cut(config, steps))
     looked_at = sorted({1 + index * (steps - 1) // SAMPLED_STEPS for index in range(SAMPLED_STEPS + 1)})
     return part if _paces(part, looked_at) == _paces(config, looked_at) else None
+
+
+def _has_one_look_more(config: Config, steps: int) -> bool:
+    """Whether the validation at the end of a rung is none of the whole run's, and something goes by their number."""
+    schedule, every = config.schedule, config.train.eval_every
+    goes_by_it = "plateau" in (schedule.name, *(phase.name for phase in schedule.phases))
+    goes_by_it = goes_by_it or config.train.early_stopping is not None
+    return goes_by_it and (every is None or steps % every != 0)
 
 
 def _paces(config: Config, steps: Sequence[int]) -> list[tuple[float, ...]]:

@@ -218,6 +218,17 @@ def test_a_rung_is_the_beginning_where_every_pace_is_the_same(tmp_path, override
         assert [group.schedule.name for group in part.optimizer.groups] == ["constant"]
 
 
+@pytest.mark.parametrize(
+    "override", ["schedule={name: plateau, warmup_steps: 0}", "train.early_stopping={patience: 2}"]
+)
+@pytest.mark.parametrize(("eval_every", "goes_on"), [(10, True), (20, False)])
+def test_a_rung_that_has_one_validation_more_is_no_beginning(tmp_path, override, eval_every, goes_on):
+    """Where the rate, or the end, goes by how many there were."""
+    overrides = (override, f"train.eval_every={eval_every}")
+    (trial, *_) = prepare(sweep(tmp_path, halving={"min_steps": 30}, overrides=overrides)).trials
+    assert (beginning_of(trial.config, 30) is not None) == goes_on
+
+
 def test_what_halving_cannot_be(tmp_path):
     """Rungs of runs of different lengths, or a first rung that is the whole run."""
     with pytest.raises(ConfigError, match="min_steps: 90 is not below the 90 steps of a trial; use 45 or less"):
