@@ -56,7 +56,7 @@ def _select(filtering: Filtering, folder: Path, config: SelectConfig) -> dict[st
         model, account = folder / MODEL_NAMES[kind], folder / WORK_FOLDER / SAMPLES_FILE
         if not (_is_whole(kind, model) and account.exists()):
             _train(kind, config, model, account)
-        samples = {"samples": json.loads(account.read_text(encoding="utf-8"))}
+        samples = {"trained_on": json.loads(account.read_text(encoding="utf-8"))}
     common = {"kind": kind, **_which(model), "config": config.model_dump_json()}
     tasks: list[Task] = [{**common, "path": path} for path in filtering.paths]
     run_tasks(folder, "score", score_shard, tasks, **filtering.where)
@@ -68,7 +68,7 @@ def _select(filtering: Filtering, folder: Path, config: SelectConfig) -> dict[st
 
 def _in_words(counts: dict[str, Any]) -> str:
     """For people: what is kept, and what was not read of the samples."""
-    accounts = counts.get("samples", {}).items()
+    accounts = counts.get("trained_on", {}).items()
     return what_is_kept(counts) + "".join(account_in_words(account, f"the {name} sample") for name, account in accounts)
 
 

@@ -61,7 +61,7 @@ def test_unreadable_records_are_counted(tmp_path: Path, learn: Learn):
     half.write_text(good_sample(tmp_path).read_text() + "rubbish\n" * 7)
     said = Summary()
     counts = learn(tmp_path, [half], said).manifest.counts
-    account = next(iter(counts["samples"].values())) if "samples" in counts else counts
+    account = next(iter(counts["trained_on"].values())) if "trained_on" in counts else counts
     assert (account["documents"], account["rejected"]) == (60, {"not a JSON object": 7})
     assert "7 not a JSON object (the first is half.jsonl:61)" in said.line
 
@@ -71,7 +71,7 @@ def test_a_sample_that_was_not_reached(tmp_path: Path):
     second = write_json_lines(tmp_path / "second.jsonl", [sentence(seed) for seed in range(60, 90)])
     said = Summary()
     counts = perplexity(tmp_path, [good_sample(tmp_path), second], said, train_mb=0.001).manifest.counts
-    assert counts["samples"]["training"]["not_reached"] == ["second.jsonl"]
+    assert counts["trained_on"]["training"]["not_reached"] == ["second.jsonl"]
     assert said.line.endswith("train_mb was full before these files of the training sample: second.jsonl")
 
 
