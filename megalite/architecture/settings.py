@@ -29,19 +29,19 @@ SMALLEST_NUMBER = 2.0**-126
 """The smallest number above 0 that fp32 has; what is smaller may be 0 where a model divides by it."""
 
 
-class ModelSection(Section):
-    """A group of settings that layers compute with."""
+class Fp32Section(Section):
+    """A group of settings that layers or the optimizer compute with, in fp32: what that may have as 0 is refused."""
 
     @field_validator("*", mode="before")
     @classmethod
     def _refuse_tiny_numbers(cls, value: Any) -> Any:
         numbers = value if isinstance(value, list | tuple) else (value,)
         if any(isinstance(each, float) and 0 < abs(each) < SMALLEST_NUMBER for each in numbers):
-            raise PydanticCustomError("too_small", "no model computes with numbers nearer to 0 than 2^-126")
+            raise PydanticCustomError("too_small", "fp32 may have 0 for numbers nearer to 0 than 2^-126")
         return value
 
 
-class RopeScaling(ModelSection):
+class RopeScaling(Fp32Section):
     """Stretching of the rotary frequencies to longer sequences than the base frequencies suit."""
 
     type: Literal["linear", "llama3", "yarn", "longrope"]
@@ -82,7 +82,7 @@ class RopeScaling(ModelSection):
         return 1.0
 
 
-class RopeConfig(ModelSection):
+class RopeConfig(Fp32Section):
     """Rotary position embedding (Su et al. 2021), by default in the half-split form of GPT-NeoX and Llama in Hugging
     Face."""
 
@@ -97,7 +97,7 @@ class RopeConfig(ModelSection):
     """Stretch to longer sequences; null for none."""
 
 
-class MlaConfig(ModelSection):
+class MlaConfig(Fp32Section):
     """Multi-head latent attention (DeepSeek-V2, 2024): a token's keys and values are made of few numbers, its latent,
     and of a key that all heads share, which alone is rotated. `model.head_dim` is the sum of the two `qk_` widths."""
 
@@ -118,7 +118,7 @@ class MlaConfig(ModelSection):
         return self.qk_nope_head_dim + self.qk_rope_head_dim
 
 
-class MtpConfig(ModelSection):
+class MtpConfig(Fp32Section):
     """Multi-token prediction (DeepSeek-V3, 2024): layers behind the last one, each of which predicts a token further
     ahead. They are trained beside the model, and dropped or used to draft tokens when it serves."""
 
@@ -134,7 +134,7 @@ class MtpConfig(ModelSection):
         return next((weight for first, weight in reversed(self.loss_weight_steps) if first <= step), self.loss_weight)
 
 
-class MupConfig(ModelSection):
+class MupConfig(Fp32Section):
     """Maximal update parametrization (Yang et al. 2022): rates tuned on a narrow model hold on a wide one.
 
     The width multiplier m is hidden_size / base_hidden_size. Matrices inside the blocks start narrower by sqrt(m) and
@@ -154,7 +154,7 @@ class MupConfig(ModelSection):
     """Factor on the logits, beside 1 / m; tuned on the base model and kept."""
 
 
-class InitConfig(ModelSection):
+class InitConfig(Fp32Section):
     """How fresh weights are drawn (`architecture.initial`): by `init_std`, or by the width of each matrix.
 
     Fans are those of the unfused matrix, so that weights are equal in every layout. `init_depth_scaling` holds for each
@@ -184,7 +184,7 @@ class InitConfig(ModelSection):
         return self.rule.endswith("_uniform")
 
 
-class MoeConfig(ModelSection):
+class MoeConfig(Fp32Section):
     """Mixture of experts (Shazeer et al. 2017): in sparse blocks a router sends each token to few of many MLPs."""
 
     num_experts: PositiveInt = Field(8, le=MOST_EXPERTS)
@@ -241,7 +241,7 @@ LoraTarget = Literal["q", "k", "v", "o", "gate", "up", "down"]
 LORA_TARGETS: tuple[LoraTarget, ...] = get_args(LoraTarget)
 
 
-class LoraConfig(ModelSection):
+class LoraConfig(Fp32Section):
     """Low-rank adaptation (LoRA, Hu et al. 2021): `y = x W' + scale (x A') B'`, where W stays as it is and A and B are
     trained. All other weights are frozen, unless an entry of `optimizer.groups` has them."""
 
@@ -271,7 +271,7 @@ def largest_integer(bits: int) -> int:
     return 2 ** (bits - 1) - 1
 
 
-class WeightScales(ModelSection):
+class WeightScales(Fp32Section):
     """Which weights are rounded to integers times scales that are trained, and how; `precision.qat` with
     `learned_scales`, as a model has it."""
 
@@ -290,7 +290,7 @@ class WeightScales(ModelSection):
         return largest_integer(self.bits)
 
 
-class ModelSettings(ModelSection):
+class ModelSettings(Fp32Section):
     """What a config may say of a model, and what a filled one has."""
 
     hidden_size: PositiveInt = 256

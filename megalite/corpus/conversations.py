@@ -62,6 +62,10 @@ PROSE = ("reasoning_content", "content")
 DATA = ("name", "tool_calls", "tool_call_id")
 """Of what templates are given of a message: texts for people, and the rest, with what is within."""
 
+EDITION = b"2"
+"""Of what is made of a conversation: stations that have read some under another one do so anew. 2: rules, duplicates
+and redaction reach thoughts and calls of tools."""
+
 HARMLESS_KEYS = ("id", "timestamp", "created_at", "date", "model")
 """Of a message; left out."""
 

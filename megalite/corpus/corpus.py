@@ -15,6 +15,7 @@ from pathlib import Path, PurePosixPath
 
 import xxhash
 
+from megalite.corpus.conversations import EDITION
 from megalite.corpus.documents import Document, Rejected
 from megalite.corpus.reading.brought import brought_fingerprint, brought_pieces
 from megalite.corpus.reading.decompression import DECODERS
@@ -258,6 +259,7 @@ def _fingerprint(files: Sequence[FoundFile], config: DocumentSource) -> str:
         if getattr(config, name) == DocumentSource.model_fields[name].get_default(call_default_factory=True)
     )
     digest = xxhash.xxh3_128(config.model_dump_json(exclude=left_out).encode())
+    digest.update(EDITION if config.conversations is not None else b"")
     for file in files:
         digest.update(f"{file.id}\0{file.num_bytes}\0{file.version}\n".encode(errors="surrogateescape"))
     return digest.hexdigest()

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pyarrow.parquet as pq
 import pytest
 
+import megalite.corpus.corpus
 from megalite.corpus.conversations import MalformedRecordError, from_metadata, parse_conversation, text_of
 from megalite.corpus.corpus import Corpus
 from megalite.corpus.json_texts import spelt_out, visit_texts
 from megalite.corpus.recipe import CleanConfig, DedupConfig, DocumentSource
 from megalite.corpus.stations.clean import clean
 from megalite.corpus.stations.dedup import dedup
+from megalite.stations.station import StationResult
 from tests.kit.data import corpus_of
 
 Q = {"role": "user", "content": "tell Alice"}
@@ -117,3 +121,24 @@ def test_calls_and_tools_too_deep(levels):
     for record in ({"messages": [Q, call(deep)]}, {"messages": [Q, call("")], "tools": [{"a": deep}]}):
         with pytest.raises(MalformedRecordError, match="have more than 100 groups one within another"):
             parse_conversation(record, "messages")
+
+
+def test_what_was_made_of_conversations_before_is_made_anew(tmp_path, monkeypatch):
+    """A folder whose conversations were read in another edition may hold what would be redacted now; one of texts is
+    kept as it is."""
+    for edition, is_reused in ((b"1", False), (b"1", True), (b"2", False)):
+        monkeypatch.setattr(megalite.corpus.corpus, "EDITION", edition)
+        assert clean_again(tmp_path, conversations="messages").reused == is_reused
+    plain = clean_again(tmp_path, text_field="text")
+    monkeypatch.setattr(megalite.corpus.corpus, "EDITION", b"3")
+    assert not plain.reused
+    assert clean_again(tmp_path, text_field="text").reused
+
+
+def clean_again(folder: Path, **settings: Any) -> StationResult:
+    """Clean a conversation, which is a text as well."""
+    path, name = folder / "talk.jsonl", "".join(settings)
+    path.write_bytes(orjson.dumps({"messages": [Q, {"role": "assistant", "content": "told her"}], "text": "told her"}))
+    os.utime(path, (1, 1))
+    config = CleanConfig(min_chars=None, max_repeated_line_share=None)
+    return clean(Corpus([DocumentSource(path=path, **settings)]), folder / name, config)

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
-from megalite.architecture.settings import ModelSection
+from megalite.architecture.settings import Fp32Section
 from megalite.config.brought import wrong_options
 from megalite.config.optimizers import OPTIMIZERS, RULES
 from megalite.config.sections.schedule import ScheduleConfig
@@ -19,7 +19,7 @@ MIN_NORMS = 10
 """Gradient norms that a percentile of them needs."""
 
 
-class LearningRateScales(ModelSection):
+class LearningRateScales(Fp32Section):
     """Factors on the learning rate, by the kind of weight and by depth."""
 
     embedding: PositiveFloat = 1.0
@@ -33,7 +33,7 @@ class LearningRateScales(ModelSection):
     continued training, where the lowest blocks should move least (Howard & Ruder 2018)."""
 
 
-class ClipConfig(ModelSection):
+class ClipConfig(Fp32Section):
     """Clipping by something else than the norm of the whole gradient; `clip_grad_norm` comes before it."""
 
     by: Literal["value", "parameter", "layer", "unit", "group", "percentile"]
@@ -48,7 +48,7 @@ class ClipConfig(ModelSection):
     """percentile: steps that count as recent. Nothing is clipped by it before there are ten."""
 
 
-class WeightDecayConfig(ModelSection):
+class WeightDecayConfig(Fp32Section):
     """What a weight shrinks by, and how that changes: over the run, with the rate, and with the depth."""
 
     kind: Literal["decoupled", "coupled", "independent"] = "decoupled"
@@ -66,7 +66,7 @@ class WeightDecayConfig(ModelSection):
     tables that of the lowest block once more."""
 
 
-class QkClipConfig(ModelSection):
+class QkClipConfig(Fp32Section):
     """Attention logits that stay bounded, because weights of queries and keys shrink behind the update (Kimi K2, 2025):
     those of a head whose largest logit of the step is above a threshold."""
 
@@ -76,7 +76,7 @@ class QkClipConfig(ModelSection):
     """Steps from one measurement to the next. Each takes a forward pass more, and the scores of all queries in fp32."""
 
 
-class WeightGroupConfig(ModelSection):
+class WeightGroupConfig(Fp32Section):
     """Settings of some weights, by their names. What is null stays as it is for all."""
 
     match: Annotated[tuple[str, ...], BeforeValidator(lambda given: (given,) if isinstance(given, str) else given)]
@@ -99,7 +99,7 @@ class WeightGroupConfig(ModelSection):
     """They stay as they are: no update, no decay, no optimizer state, no part of the gradient's norm."""
 
 
-class OptimizerConfig(ModelSection):
+class OptimizerConfig(Fp32Section):
     """The weight update."""
 
     name: Annotated[str, AfterValidator(OPTIMIZERS.known)] = "adamw"

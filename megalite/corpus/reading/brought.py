@@ -7,7 +7,7 @@ from typing import Any
 
 import xxhash
 
-from megalite.corpus.conversations import MalformedRecordError
+from megalite.corpus.conversations import EDITION, MalformedRecordError
 from megalite.corpus.documents import BatchBuilder, DocumentBatch
 from megalite.corpus.reading.columns import NO_TEXT, add_conversation
 from megalite.corpus.reading.files import FilePiece
@@ -37,6 +37,7 @@ def brought_fingerprint(config: DocumentSource) -> str:
     later = {name for name in LATER_READ if getattr(config, name) != DocumentSource.model_fields[name].default}
     digest = xxhash.xxh3_128(config.model_dump_json(include=READ | later).encode())
     digest.update(SOURCES.code(config.kind, kind.read.call))
+    digest.update(EDITION if config.conversations is not None else b"")
     return digest.hexdigest()
 
 

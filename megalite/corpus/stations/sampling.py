@@ -23,7 +23,7 @@ class SampleReading:
     """
 
     def __init__(self, corpus: Corpus):
-        self._shards = corpus.shards()
+        self._shards, self._passed_over = corpus.shards(), corpus.passed_over
         self._readings: list[ShardReading] = []
         self._rejected: Counter[str] = Counter()
         self._first_rejected = ""
@@ -48,7 +48,7 @@ class SampleReading:
         refuse_unreadable([(reading.shard, report) for reading, report in zip(self._readings, reports, strict=True)])
         reached = {_root(reading.shard) for reading in self._readings}
         left = [_name(root) for root in dict.fromkeys(map(_root, self._shards)) if root not in reached]
-        account: dict[str, Any] = lost_counts([{"reading": report} for report in reports])
+        account: dict[str, Any] = lost_counts([{"reading": report} for report in reports], self._passed_over)
         if self._rejected:
             account |= {"rejected": dict(sorted(self._rejected.items())), "first_rejected": self._first_rejected}
         return account | ({"not_reached": left} if left else {})
@@ -69,6 +69,9 @@ def account_in_words(account: dict[str, Any], sample: str = "") -> str:
     if lost := account.get("lost"):
         parts = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in lost.items())
         words += f"; lost{of_sample}: {parts}"
+    if others := account.get("passed_over"):
+        parts = ", ".join(f"{count:,} with {suffix}" for suffix, count in others.items())
+        words += f"; files{of_sample} of kinds that are not read: {parts}"
     if left := account.get("not_reached"):
         words += f"; train_mb was full before these files{of_sample}: {', '.join(left)}"
     return words
