@@ -10,7 +10,8 @@ The backward pass makes S and P again:
     dv += P^T do            dq = dS k / sqrt(d)           dk += dS^T q / sqrt(d)
 
 Scores and their gradients are at least fp32. For documents of 128 to 512 tokens this takes 0.35 to 0.65 of the time of
-torch's flash kernel for CPUs, whose pieces are small there; long and tiny documents are left to it.
+torch's flash kernel for CPUs, whose pieces are small there; long and tiny documents are left to it, and on CPUs that
+multiply tiles of bf16 (AMX) the forward pass of nearly all in that format.
 
 A head's sink is one more score, of no value: P is then exp(S - z), z the log of a sum that has it too.
 
@@ -25,9 +26,9 @@ which latent attention has fewer.
 
 from __future__ import annotations
 
-import itertools
+import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,12 +36,30 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from megalite.host import cpu_flags
 from megalite.layers.documents import Documents, spans_in
 from megalite.layers.scores import BLOCK_ROWS, Scores, apart, by_head, unseen
+from megalite.layers.span_runs import SpanRun, runs_of
 from megalite.parallel.context import KeySpan
 
-FLASH_FROM = {torch.float32: 768, torch.bfloat16: 2048, torch.float16: 2048}
-"""Tokens of a document without a window from which on torch's kernel is faster, by format."""
+
+@dataclass(frozen=True)
+class FlashFrom:
+    """Tokens of a document without a window from which on torch's kernel is faster; in the backward pass from no fewer
+    than in the forward pass, for it needs what the kernel found there."""
+
+    forward: int
+    backward: int
+
+
+FLASH_FROM = {
+    torch.float32: FlashFrom(768, 768),
+    torch.bfloat16: FlashFrom(2048, 2048),
+    torch.float16: FlashFrom(2048, 2048),
+}
+"""By format."""
+FLASH_FROM_BY_AMX = {torch.bfloat16: FlashFrom(64, 768)}
+"""The same where the CPU multiplies tiles of bf16: only torch's kernel hands it scores in that format."""
 FEW_SCORES = 2**15
 """Where the way to so many small products takes longer than torch's kernel."""
 JOINT = 2**23
@@ -72,42 +91,25 @@ class _Cuts:
     window: int | None
     few: int
 
-    def are_left_to_torch(self, run: _SpanRun, q: Tensor) -> bool:
+    def are_left_to_torch(self, run: SpanRun, q: Tensor, *, backward: bool = False) -> bool:
         """Whether torch's kernel, which wants as many keys as queries, is faster for documents of one length."""
         has_window = self.window is not None and self.window < run.num_keys and not run.lengths
         if run.num_queries < run.num_keys or has_window:
             return False
         has_few = q.dtype == torch.float32 and run.count * q.shape[1] * run.num_keys**2 <= self.few
-        return has_few or run.num_keys >= FLASH_FROM.get(q.dtype, run.num_keys + 1)
+        if has_few or run.lengths:
+            return has_few
+        found = _flash_from(q.dtype)
+        return found is not None and run.num_keys >= (found.backward if backward else found.forward)
 
     def most_joint(self, q: Tensor) -> int:
         """Tokens that tiny documents together may have to be made as one."""
         limit = JOINT_BY_TORCH if self.few and q.dtype == torch.float32 else JOINT
         return min(BLOCK_ROWS, math.isqrt(limit // (q.shape[1] * q.shape[2])))
 
-    def mask(self, run: _SpanRun, q: Tensor) -> Tensor | None:
+    def mask(self, run: SpanRun, q: Tensor) -> Tensor | None:
         """Added to scores of documents that are made as one, `[t, t]`; None for others, which are causal."""
         return unseen(run.lengths, self.window, 1, q.dtype, q.device) if run.lengths else None
-
-
-@dataclass(frozen=True)
-class _SpanRun:
-    """Spans that stand side by side: whole documents of one size, tiny ones of any, or one that is not whole."""
-
-    queries: slice
-    """Of the rank's own tokens."""
-    keys: slice
-    """Of the whole stream."""
-    num_queries: int
-    """Of each."""
-    num_keys: int
-    count: int
-    lengths: tuple[int, ...] = ()
-    """Of tiny documents that are made as one, which has all of their tokens."""
-
-    @property
-    def are_whole(self) -> bool:
-        return self.num_queries == self.num_keys
 
 
 class _InBlocks(torch.autograd.Function):
@@ -186,6 +188,17 @@ def _empty_log_z(q: Tensor) -> Tensor:
     return q.new_empty(q.shape[:2], dtype=torch.promote_types(q.dtype, torch.float32))
 
 
+def _flash_from(dtype: torch.dtype) -> FlashFrom | None:
+    """None for a format in which blocks are always faster."""
+    return FLASH_FROM_BY_AMX.get(dtype, FLASH_FROM.get(dtype)) if _has_amx() else FLASH_FROM.get(dtype)
+
+
+@functools.cache
+def _has_amx() -> bool:
+    """Whether the CPU multiplies tiles of bf16."""
+    return "amx_bf16" in cpu_flags()
+
+
 @torch.compiler.assume_constant_result
 def _few_scores() -> int:
     """Up to how many scores documents are left to torch's kernel in fp32: none where oneDNN multiplies, whose products
@@ -195,7 +208,7 @@ def _few_scores() -> int:
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, cuts: _Cuts) -> tuple[Tensor, Tensor]:
     out, log_z = _empty_result(q, v), _empty_log_z(q)
-    for run in _runs(cuts.spans, cuts.most_joint(q)):
+    for run in runs_of(cuts.spans, cuts.most_joint(q)):
         tokens, seen = run.queries, run.keys
         if cuts.are_left_to_torch(run, q):
             mask = cuts.mask(run, q)
@@ -242,9 +255,9 @@ def _gradients(grad: Tensor, kept: Sequence[Tensor], cuts: _Cuts, *, has_sinks: 
     dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
     if not is_whole:  # keys are seen from several spans
         dk, dv = (x.new_zeros(x.shape, dtype=torch.promote_types(x.dtype, torch.float32)) for x in (dk, dv))
-    for run in _runs(cuts.spans, cuts.most_joint(q)):
+    for run in runs_of(cuts.spans, cuts.most_joint(q)):
         tokens, seen, count = run.queries, run.keys, run.count
-        if cuts.are_left_to_torch(run, q):
+        if cuts.are_left_to_torch(run, q, backward=True):
             parts = [q[tokens], k[seen], v[seen], out[tokens], log_z[tokens]]
             _gradients_by_torch((dq[tokens], dk[seen], dv[seen]), grad[tokens], parts, count, cuts.mask(run, q))
             continue
@@ -309,60 +322,6 @@ def _headsapart(first: Tensor, *others: Tensor, count: int) -> list[Tensor]:
     groups = [first.shape[1] // x.shape[1] for x in others]
     repeated = [x if n == 1 else x.repeat_interleave(n, dim=1) for x, n in zip(others, groups, strict=True)]
     return [x.unflatten(0, (count, -1)).transpose(1, 2) for x in (first, *repeated)]
-
-
-def _runs(spans: Sequence[KeySpan], most_joint: int) -> Iterator[_SpanRun]:
-    """Spans of one size that stand side by side, taken together, and then tiny documents of any."""
-    for _, same in itertools.groupby(_runs_of_one_size(spans), _Joint(most_joint)):
-        first, *others = same
-        if not others:
-            yield first
-            continue
-        lengths = tuple(run.num_keys for run in (first, *others) for _ in range(run.count))
-        last, total = others[-1], sum(lengths)
-        queries, keys = slice(first.queries.start, last.queries.stop), slice(first.keys.start, last.keys.stop)
-        yield _SpanRun(queries, keys, total, total, 1, lengths)
-
-
-def _runs_of_one_size(spans: Sequence[KeySpan]) -> Iterator[_SpanRun]:
-    for _, same in itertools.groupby(spans, _Grouped()):
-        first, *others = same
-        count = 1 + len(others)
-        queries = slice(first.query, first.query + count * first.num_queries)
-        keys = slice(first.key, first.key + count * first.num_keys)
-        yield _SpanRun(queries, keys, first.num_queries, first.num_keys, count)
-
-
-class _Joint:
-    """The number of the document that a run is made part of."""
-
-    def __init__(self, most_tokens: int) -> None:
-        self._most_tokens = most_tokens
-        self._former: _SpanRun | None = None
-        self._number = self._num_tokens = 0
-
-    def __call__(self, run: _SpanRun) -> int:
-        former, self._former = self._former, run
-        self._num_tokens += run.count * run.num_keys
-        follows = former is not None and former.are_whole and former.keys.stop == run.keys.start
-        if not (run.are_whole and follows and self._num_tokens <= self._most_tokens):
-            self._number, self._num_tokens = self._number + 1, run.count * run.num_keys
-        return self._number
-
-
-class _Grouped:
-    """The number of a span's run: whole documents of one length that follow one another are in one."""
-
-    def __init__(self) -> None:
-        self._former: KeySpan | None = None
-        self._number = 0
-
-    def __call__(self, span: KeySpan) -> int:
-        former, self._former = self._former, span
-        is_whole = span.num_queries == span.num_keys
-        follows = former is not None and former[1::2] == span[1::2] and former.key + former.num_keys == span.key
-        self._number += not (is_whole and follows)
-        return self._number
 
 
 def _put(out: Tensor, x: Tensor, count: int) -> None:

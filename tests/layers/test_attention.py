@@ -11,7 +11,7 @@ from torch import Tensor
 
 from megalite.layers import attention, attention_blocks, scores
 from megalite.layers.attention import ScoreOptions, attend_by_document, attend_spelled_out, choose_attention
-from megalite.layers.attention_blocks import attend_in_blocks
+from megalite.layers.attention_blocks import FlashFrom, attend_in_blocks
 from megalite.layers.documents import Documents
 from tests.layers.parity import TOLERANCES, difference, draw
 from tests.layers.tracking import LargestTensor
@@ -163,14 +163,20 @@ def test_narrow_values_equal_dense_attention(dtype, soft_cap, few, monkeypatch):
             assert_equals_dense([5, 1, 9, 9, 3], window, 2, dtype, soft_cap=soft_cap, value_dim=value_dim)
 
 
+FLASH_BY_DIRECTION = pytest.mark.parametrize(
+    "flash_from", [FlashFrom(40, 40), FlashFrom(40, 50)], ids=["both passes", "forward sooner"]
+)
+
+
+@FLASH_BY_DIRECTION
 @pytest.mark.parametrize("few", [0, attention_blocks.FEW_SCORES])
 @pytest.mark.parametrize("soft_cap", [None, 2.0])
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
-def test_sinks_equal_dense_attention(dtype, soft_cap, few, monkeypatch):
+def test_sinks_equal_dense_attention(dtype, soft_cap, few, flash_from, monkeypatch):
     """A score of each head that softmax counts besides: results, and gradients of the sinks too, by blocks and by
     torch's kernel, with heads that share keys or not."""
     monkeypatch.setattr(attention_blocks, "FEW_SCORES", few)
-    monkeypatch.setattr(attention_blocks, "FLASH_FROM", dict.fromkeys(TOLERANCES, 40))
+    monkeypatch.setattr(attention_blocks, "FLASH_FROM", dict.fromkeys(TOLERANCES, flash_from))
     monkeypatch.setattr(scores, "BLOCK_ROWS", 12)
     for window in (None, 3, 50):
         for kv_heads in (4, 2, 1):
@@ -197,14 +203,47 @@ def test_blocks_equal_dense_attention(window, small, monkeypatch):
         assert_equals_dense([300, 5, 130, 130, 257, 1], window, kv_heads, torch.float64)
 
 
+@FLASH_BY_DIRECTION
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
-def test_long_documents_equal_dense_attention(dtype, monkeypatch):
+def test_long_documents_equal_dense_attention(dtype, flash_from, monkeypatch):
     """Those that are left to torch's kernel, side by side or not, among short ones, and what has a window."""
     monkeypatch.setattr(attention_blocks, "FEW_SCORES", 0)
-    monkeypatch.setattr(attention_blocks, "FLASH_FROM", dict.fromkeys(TOLERANCES, 40))
+    monkeypatch.setattr(attention_blocks, "FLASH_FROM", dict.fromkeys(TOLERANCES, flash_from))
     for kv_heads in (4, 2, 1):
         for window in (None, 30, 50, 200):
             assert_equals_dense([40, 40, 7, 39, 120, 40], window, kv_heads, dtype)
+
+
+@pytest.mark.parametrize(("flags", "left"), [({"amx_bf16"}, [200, 80, 900]), ({"avx512f"}, [])], ids=["AMX", "none"])
+def test_a_cpu_that_multiplies_tiles_leaves_bf16_to_torch(flags, left, monkeypatch):
+    """All of the forward pass; of the backward pass what is long. What a window cuts and tiny documents side by side
+    stay with blocks. Results are near the exact ones by either."""
+    monkeypatch.setattr(attention_blocks, "cpu_flags", lambda: flags)
+    attention_blocks._has_amx.cache_clear()
+    seen = {"_attend_by_torch": [], "_gradients_by_torch": []}
+    for name, lengths in seen.items():
+        real = getattr(attention_blocks, name)
+
+        def note(into, *given, real=real, lengths=lengths):
+            lengths.append((into[0] if isinstance(into, tuple) else into).shape[0])
+            return real(into, *given)
+
+        monkeypatch.setattr(attention_blocks, name, note)
+    sizes = [200, 80, 900, 3, 4, 5]
+    exact = tensors(sum(sizes), 4, 2, 8, torch.float64)
+    rounded = [x.detach().bfloat16().requires_grad_() for x in exact]
+    for window, expected in ((100, left[1:2]), (None, left)):
+        for lengths in seen.values():
+            lengths.clear()
+        results = []
+        for given in (exact, rounded):
+            found = attend_in_blocks(*given, documents(sizes), window)
+            results.append([found, *torch.autograd.grad(found, given, torch.ones_like(found))])
+        for wanted, found in zip(*results, strict=True):
+            assert (found - wanted).norm() < 0.01 * wanted.norm()
+        assert seen["_attend_by_torch"] == expected
+        assert seen["_gradients_by_torch"] == [length for length in expected if length >= 768]
+    attention_blocks._has_amx.cache_clear()
 
 
 @pytest.mark.parametrize("attend", ATTENTIONS)

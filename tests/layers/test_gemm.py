@@ -52,6 +52,22 @@ def test_bare_products(shape, by, gemm, untouched):
     assert close(total, 2 * grad.double().T @ x.double())
 
 
+@pytest.mark.parametrize("shape", SHAPES)
+def test_sums_of_rounded_products(shape, monkeypatch):
+    """bf16's products added to sums in fp32, some rows at a time: as near as their format allows, each row once."""
+    tokens, inputs, outputs = shape
+    generator = torch.Generator().manual_seed(0)
+    x, grad = (torch.randn(tokens, size, generator=generator).bfloat16() for size in (inputs, outputs))
+    exact = grad.double().T @ x.double()
+    for size in (1, 40, backends.PIECE_SIZE):
+        monkeypatch.setattr(backends, "PIECE_SIZE", size)
+        total = torch.full((outputs, inputs), torch.nan)
+        PLAIN.begin_product(total, grad, x)
+        assert torch.allclose(total.double(), exact, rtol=2.0**-8, atol=1e-5)
+        PLAIN.add_product(total, grad, x)
+        assert torch.allclose(total.double(), 2 * exact, rtol=2.0**-8, atol=1e-5)
+
+
 def test_onednn_is_taken_only_where_it_is_exact(monkeypatch, untouched):
     """By the kind of machine alone, for fp32 on a CPU; where it rounds, torch is left as it was."""
     torch.set_float32_matmul_precision("highest")

@@ -40,12 +40,20 @@ def emulated(gemm: Gemm) -> Product:
 
 
 def scaled_mm(left: Quantised, right: Quantised, out: torch.dtype, *, is_forward: bool) -> Tensor:
-    """By `torch._scaled_mm`, which wants rows of the left and columns of the right contiguous."""
+    """By `torch._scaled_mm`, which wants rows of the left and columns of the right contiguous.
+
+    On a CPU every row gets the tensor's scale: the same bits, and the only way that is fast on all. With one scale
+    torch 2.13 asks oneDNN where there is AMX, which without AMX's FP16 multiplies number by number, a thousand times as
+    long.
+    """
+    of_left, of_right = left.inverse, right.inverse
+    if left.data.device.type == "cpu":
+        of_left, of_right = of_left.expand(left.data.shape[0], 1), of_right.expand(right.data.shape[0], 1)
     return torch._scaled_mm(
         left.data.contiguous(),
         right.data.contiguous().t(),
-        left.inverse.contiguous(),
-        right.inverse.contiguous().t(),
+        of_left.contiguous(),
+        of_right.contiguous().t(),
         out_dtype=out,
         use_fast_accum=is_forward,
     )
