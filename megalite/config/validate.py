@@ -35,6 +35,7 @@ from megalite.config.length_stages import check_length_stages, length_stages
 from megalite.config.plan import default_world_size, derive_dp, ends_apart, has_copies, needs_embedding_at_head
 from megalite.config.recompute import check_recompute
 from megalite.config.schema import Config
+from megalite.config.sections.precision import PrecisionConfig
 from megalite.config.stream import check_stream
 from megalite.config.wording import divisors, near, or_, unused
 from megalite.errors import ConfigError
@@ -150,6 +151,7 @@ def _precision(config: Config) -> Iterator[str]:
             f"parallel.zero_stage: found 0 with dtype={precision.dtype}, where DeepSpeed applies wrong updates; use "
             "zero_stage=1 (right with dp=1 too), or dtype=fp32"
         )
+    yield from _products(precision)
     if precision.dtype != "bf16":
         yield from unused(precision, ("reduce_dtype",), "precision", f"dtype={precision.dtype}")
     if precision.master_dtype == "bf16":
@@ -173,6 +175,17 @@ def _precision(config: Config) -> Iterator[str]:
         )
     if precision.dtype == "fp16" and config.train.device == "cpu":
         yield "precision.dtype: fp16 is for GPUs; use bf16, or fp32, which is faster without bf16 units"
+
+
+def _products(precision: PrecisionConfig) -> Iterator[str]:
+    if precision.dtype != "fp32":
+        yield from unused(precision, ("products",), "precision", f"dtype={precision.dtype}")
+    elif precision.products != "fp32" and precision.is_emulated:
+        name = "fp4" if precision.fp4 is not None else "fp8"
+        yield (
+            f"precision.products: {precision.products} would round what precision.{name} has rounded once more, for "
+            f"emulated products are made in fp32; use products=fp32, or {name}=null"
+        )
 
 
 def _flash_attention(config: Config) -> Iterator[str]:

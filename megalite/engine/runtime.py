@@ -39,6 +39,19 @@ def has_fp16(device_type: str) -> bool:
     return torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
 
 
+PRECISIONS = {"fp32": "highest", "tf32": "high", "bf16": "medium"}
+"""What torch calls it when products may round numbers of fp32 to a format."""
+
+
+def let_products_round(rounded_to: str) -> None:
+    """Have torch round the numbers of fp32's products to a format where that is faster, see `precision.products`.
+
+    Nothing is called for fp32: torch's own way, unless the choice of a backend has found a faster exact one.
+    """
+    if rounded_to != "fp32":
+        torch.set_float32_matmul_precision(PRECISIONS[rounded_to])
+
+
 def set_determinism(deterministic: bool | None, device_type: str) -> None:
     """Have torch compute the same bits in every run, or not; None for a device's usual way, see `run.deterministic`.
 

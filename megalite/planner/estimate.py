@@ -155,7 +155,7 @@ def _timed(
 
 def mfu(config: Config, plan: RunPlan, machine: Machine, seconds: float) -> float:
     """Of a step that takes so long."""
-    peak = machine.rate(config.precision.dtype) / machine.constants.products
+    peak = machine.product_rate(config.precision) / machine.constants.products
     return plan.flops_per_token * plan.tokens_per_step / plan.world_size / peak / seconds
 
 

@@ -15,13 +15,14 @@ from typing import Literal
 from pydantic import Field, PositiveFloat, PositiveInt
 
 from megalite.config.load import build
+from megalite.config.sections.precision import PrecisionConfig
 from megalite.config.wording import or_
 from megalite.config.yaml_source import read_source
 from megalite.errors import UserError
 from megalite.section import Problem, Section
 from megalite.starter import starter_folder
 
-Format = Literal["fp32", "bf16", "fp16", "fp8"]
+Format = Literal["fp32", "tf32", "bf16", "fp16", "fp8"]
 
 
 class Constants(Section):
@@ -136,6 +137,15 @@ class Machine(Section):
                 "machine that has it"
             )
         return peak * self.constants.products
+
+    def product_rate(self, precision: PrecisionConfig) -> float:
+        """Products a second in a run's own format; those of fp32 that may be rounded as TF32's, where there are such.
+
+        Raises:
+            UserError: as `rate`.
+        """
+        is_tf32 = precision.dtype == "fp32" and precision.products != "fp32" and "tf32" in self.flops
+        return self.rate("tf32" if is_tf32 else precision.dtype)
 
 
 def _impossible(

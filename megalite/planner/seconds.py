@@ -168,7 +168,7 @@ def _block(
         trained: of its matrices, the share of which gradients are made; None where no gradient comes.
     """
     hidden, a = plan.model.hidden_size, ELEMENT_BYTES[config.precision.dtype]
-    tokens, rate = _tokens(config, plan), machine.rate(config.precision.dtype)
+    tokens, rate = _tokens(config, plan), machine.product_rate(config.precision)
     linear = 2.0 * tokens * linear_multiply_adds(block, hidden) / plan.tp / _rate_of_linear(config, machine)
     numbers = tokens * linear_numbers(block, hidden, plan.tp) + linear_weights(block, hidden, plan.ep) / plan.tp
     linear += a * numbers / machine.memory_bandwidth
@@ -228,7 +228,7 @@ def _host(config: Config, machine: Machine, device: Parts, passes: int = 1) -> f
 def _rate_of_linear(config: Config, machine: Machine) -> float:
     if config.precision.is_emulated:
         return machine.rate("fp32")
-    return machine.rate(config.precision.dtype if config.precision.fp8 is None else "fp8")
+    return machine.product_rate(config.precision) if config.precision.fp8 is None else machine.rate("fp8")
 
 
 def _sent(config: Config, plan: RunPlan, block: BlockSpec, machine: Machine) -> Parts:
@@ -263,7 +263,7 @@ def _head(config: Config, plan: RunPlan, machine: Machine, practice: Practice, *
     logits = _tokens(config, plan) * rows * (1 + plan.model.num_predictions)
     operations = (6.0 if trains else 4.0) * logits * plan.model.hidden_size
     found = {
-        "products": operations / machine.rate(config.precision.dtype),
+        "products": operations / machine.product_rate(config.precision),
         "passes": practice.logit_bytes * logits / (machine.memory_bandwidth * machine.constants.passes),
     }
     if plan.tp > 1:

@@ -15,6 +15,7 @@ from megalite.slurm.folder import ENDED, LaunchFolder
 from megalite.slurm.goodput import Goodput, measure
 from megalite.slurm.render import job_name
 from megalite.slurm.wait_reason import WaitReason, find_wait_reason
+from megalite.step_lines import is_finite_number, parse_step_line
 from megalite.train.heartbeat import read_beats
 from megalite.train.in_place import clock_of
 from megalite.train.run_folder import METRICS, PLAN
@@ -167,24 +168,29 @@ def _progress(folder: LaunchFolder, *, is_moving: bool) -> list[str]:
     path = folder.run_dir / METRICS
     if not path.is_file() or not path.stat().st_size:
         return ["no step yet"]
-    steps = [step for line in read_tail(path, 20).splitlines() if (step := _parsed(line)) is not None]
+    steps = [step for line in read_tail(path, 20).splitlines() if (step := parse_step_line(line.encode())) is not None]
     if not steps:
         return ["no step yet"]
-    last, plan = steps[-1], json.loads((folder.run_dir / PLAN).read_text(encoding="utf-8"))
-    seconds = sum(step["seconds"] for step in steps) / len(steps)
-    left = (plan["total_steps"] - last["step"]) * seconds
-    speed = f", {plan['tokens_per_step'] / seconds:,.0f} tokens/s, {_clock(left)} left at this speed"
-    loss = f"{last['loss']:.4f}" if last["loss"] is not None else "none"
-    where = f"step {last['step']:,} of {plan['total_steps']:,}, loss {loss}"
-    return [where + (speed if is_moving else "")]
+    last, (total, tokens) = steps[-1], _planned(folder)
+    loss = f"{last['loss']:.4f}" if is_finite_number(last.get("loss")) else "none"
+    where = f"step {last['step']:,}{f' of {total:,}' if total else ''}, loss {loss}"
+    took = [step["seconds"] for step in steps if is_finite_number(step.get("seconds")) and step["seconds"] > 0]
+    if not (is_moving and took and total and tokens):
+        return [where]
+    seconds = sum(took) / len(took)
+    left = max(0, total - last["step"]) * seconds
+    return [f"{where}, {tokens / seconds:,.0f} tokens/s, {_clock(left)} left at this speed"]
 
 
-def _parsed(line: str) -> dict[str, Any] | None:
-    """A step; None for a line that is being written."""
+def _planned(folder: LaunchFolder) -> tuple[int, int]:
+    """Steps of the run and tokens of each; 0 for what its plan, damaged or not there yet, does not say."""
     try:
-        return json.loads(line)
-    except ValueError:
-        return None
+        plan = json.loads((folder.run_dir / PLAN).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return 0, 0
+    found = [plan.get(name) if isinstance(plan, dict) else None for name in ("total_steps", "tokens_per_step")]
+    total, tokens = (value if type(value) is int and value > 0 else 0 for value in found)
+    return total, tokens
 
 
 def _goodput_lines(found: Goodput) -> list[str]:

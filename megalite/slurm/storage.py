@@ -38,7 +38,7 @@ def find_fault(run_dir: Path) -> str | None:
         check_disk(run_dir / CHECKPOINTS, plan["num_parameters"])
     except CheckpointError as error:
         return str(error)
-    except (OSError, ValueError):  # there is none yet, or it cannot be read, which shows at once
+    except (OSError, ValueError, TypeError, KeyError):  # there is none yet, or it cannot be read, which shows at once
         pass
     for folder in (run_dir, run_dir / "slurm", run_dir / CHECKPOINTS):
         try:

@@ -131,7 +131,7 @@ def connect_rank(
             ranks have another run.
         StartError: the ranks could not meet.
     """
-    from megalite.engine.runtime import check_dtype, connect_processes, set_determinism
+    from megalite.engine.runtime import check_dtype, connect_processes, let_products_round, set_determinism
     from megalite.layers.flash import use_flash_attention
     from megalite.parallel.axes import connect, connect_world
     from megalite.parallel.mesh import Mesh
@@ -150,6 +150,7 @@ def connect_rank(
     os.environ["LOCAL_RANK"] = str(place.local_rank)
     check_dtype(config.precision.dtype, device.type)
     set_determinism(config.run.deterministic, device.type)
+    let_products_round(config.precision.products)
     use_flash_attention(config.train.flash_attention, device)
     connect_processes(
         rank=place.rank,

@@ -149,6 +149,17 @@ CONFLICTS = {
         "precision.reduce_dtype: found bf16, but it has no effect with reduce_bits=4, whose sums are fp32; leave it at "
         "null",
     ),
+    "products that round numbers of another format": (
+        config(precision={"dtype": "bf16", "products": "tf32"}),
+        1,
+        "precision.products: found tf32, but it has no effect with dtype=bf16; leave it at fp32",
+    ),
+    "emulated products that round": (
+        config(precision={"dtype": "fp32", "products": "bf16", "fp8": {"backend": "emulate"}}),
+        1,
+        "precision.products: bf16 would round what precision.fp8 has rounded once more, for emulated products are made "
+        "in fp32; use products=fp32, or fp8=null",
+    ),
     "few bits within copies": (
         config(
             parallel={"engine": "fsdp2", "zero_stage": 3, "dp": 4, "dp_replicate": 2},

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from megalite.config.sections.precision import PrecisionConfig
 from megalite.errors import UserError
 from megalite.planner.machines import known_machines, load_machine
 
@@ -27,6 +28,17 @@ def test_files_that_come_along():
         machine = load_machine(name)
         assert machine.link > machine.network
         assert machine.rate("bf16") == machine.flops["bf16"] * machine.constants.products
+
+
+def test_rates_of_products_that_round():
+    """TF32's on GPUs, whichever format is allowed; fp32's without leave, and on CPUs, of which nothing is measured."""
+    h100, cpu = load_machine("h100-sxm"), load_machine("cpu")
+    for products, rate in (("fp32", "fp32"), ("tf32", "tf32"), ("bf16", "tf32")):
+        precision = PrecisionConfig(dtype="fp32", products=products)
+        assert h100.product_rate(precision) == h100.rate(rate)
+        assert cpu.product_rate(precision) == cpu.rate("fp32")
+    assert h100.rate("tf32") == pytest.approx(h100.rate("bf16") / 2, rel=1e-3)
+    assert h100.product_rate(PrecisionConfig(dtype="bf16")) == h100.rate("bf16")
 
 
 def edited(path: Path, **changes: object) -> Path:

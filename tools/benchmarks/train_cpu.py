@@ -96,6 +96,7 @@ def entries(vocab: int) -> list[Entry]:
         *one,
         Entry("megalite eager", "one", 1, alone | {"compile": False, "warmup": 3}, in_one),
         Entry("megalite", "one", 1, alone, in_one, ("plain eager", 1.2)),
+        Entry("megalite medium", "one", 1, alone | MEDIUM, in_one),
         Entry("megalite bf16", "one", 1, ours | BF16, in_one),
         *dp2,
         Entry("megalite dp2", "dp2", 2, ours, in_dp2, ("DDP eager", 1.15)),
