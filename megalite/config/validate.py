@@ -180,11 +180,11 @@ def _precision(config: Config) -> Iterator[str]:
 def _products(precision: PrecisionConfig) -> Iterator[str]:
     if precision.dtype != "fp32":
         yield from unused(precision, ("products",), "precision", f"dtype={precision.dtype}")
-    elif precision.products != "fp32" and precision.is_emulated:
+    elif precision.products != "fp32" and (precision.fp8 is not None or precision.fp4 is not None):
         name = "fp4" if precision.fp4 is not None else "fp8"
         yield (
-            f"precision.products: {precision.products} would round what precision.{name} has rounded once more, for "
-            f"emulated products are made in fp32; use products=fp32, or {name}=null"
+            f"precision.products: {precision.products} would round what precision.{name} has rounded once more, where "
+            f"a device multiplies that in fp32; use products=fp32, or {name}=null"
         )
 
 

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from megalite.errors import UnavailableError
+from megalite.host import cpu_flags
 from megalite.parallel.rendezvous import open_store
 
 AGENT_STORE_VARIABLE = "TORCHELASTIC_USE_AGENT_STORE"
@@ -39,17 +40,16 @@ def has_fp16(device_type: str) -> bool:
     return torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
 
 
-PRECISIONS = {"fp32": "highest", "tf32": "high", "bf16": "medium"}
-"""What torch calls it when products may round numbers of fp32 to a format."""
-
-
-def let_products_round(rounded_to: str) -> None:
+def let_products_round(rounded_to: str, device_type: str) -> None:
     """Have torch round the numbers of fp32's products to a format where that is faster, see `precision.products`.
 
-    Nothing is called for fp32: torch's own way, unless the choice of a backend has found a faster exact one.
+    On a GPU, to TF32 for either format, or surely not at all: some containers have an environment that begins with
+    TF32. On a CPU, to bf16 where AMX multiplies that; else the choice of a backend finds the fastest exact way.
     """
-    if rounded_to != "fp32":
-        torch.set_float32_matmul_precision(PRECISIONS[rounded_to])
+    if device_type == "cuda":
+        torch.set_float32_matmul_precision("highest" if rounded_to == "fp32" else "high")
+    elif rounded_to == "bf16" and "amx_bf16" in cpu_flags():
+        torch.set_float32_matmul_precision("medium")
 
 
 def set_determinism(deterministic: bool | None, device_type: str) -> None:

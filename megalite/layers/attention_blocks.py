@@ -51,6 +51,9 @@ class FlashFrom:
     forward: int
     backward: int
 
+    def __post_init__(self) -> None:
+        assert self.forward <= self.backward, "the backward pass needs what the kernel found"
+
 
 FLASH_FROM = {
     torch.float32: FlashFrom(768, 768),
@@ -59,7 +62,7 @@ FLASH_FROM = {
 }
 """By format."""
 FLASH_FROM_BY_AMX = {torch.bfloat16: FlashFrom(64, 768)}
-"""The same where the CPU multiplies tiles of bf16: only torch's kernel hands it scores in that format."""
+"""The same where the CPU multiplies tiles of bf16: torch's kernel makes scores by them, blocks make theirs in fp32."""
 FEW_SCORES = 2**15
 """Where the way to so many small products takes longer than torch's kernel."""
 JOINT = 2**23
@@ -183,8 +186,8 @@ def _empty_result(q: Tensor, v: Tensor) -> Tensor:
 
 
 def _empty_log_z(q: Tensor) -> Tensor:
-    """Room for log(sum of exponentials) of each query's scores, `[t, n]`, which is set for long documents, and where
-    there are sinks."""
+    """Room for log(sum of exponentials) of each query's scores, `[t, n]`, which is set for documents that torch's
+    kernel made, and where there are sinks."""
     return q.new_empty(q.shape[:2], dtype=torch.promote_types(q.dtype, torch.float32))
 
 

@@ -34,8 +34,8 @@ class Estimate:
     tokens_per_second: float
     """Of all ranks."""
     mfu: float
-    """Model FLOPs a second over the peak of `precision.dtype`, causal attention counted half: FP8's products are held
-    against that, too, as `megalite train` has it, and can bring it above 1."""
+    """Model FLOPs a second over the peak of `precision.dtype`, or TF32's where fp32 may round to it, causal attention
+    counted half: FP8's products are held against that, too, and can bring it above 1."""
     memory: tuple[int, ...]
     """Bytes of a rank of each stage of the pipeline at the peak of a step; of the longest sequences of the run."""
     host: tuple[int, ...]

@@ -27,7 +27,7 @@ from megalite.architecture.norms import NORMS
 from megalite.architecture.weights import vocab_rows_per_rank
 from megalite.config.engine import choose_engine
 from megalite.config.pipeline import few_rounds, micro_batch_counts, pipeline_schedule
-from megalite.config.plan import CACHED_LOGITS, LOSS_CHUNK_TOKENS, RunPlan
+from megalite.config.plan import CACHED_LOGITS, LOSS_CHUNK_TOKENS, PRODUCT_PIECE, RunPlan
 from megalite.config.schema import Config
 from megalite.engine.footprint import footprint
 from megalite.engine.kept import EngineNumbers, InBlocks, has_gradient, head_numbers
@@ -197,8 +197,8 @@ def _head(config: Config, plan: RunPlan) -> tuple[int, int]:
     """The final norm and the gradients that the loss makes in a micro-batch's forward pass; and the larger of its
     transients.
 
-    Those are a chunk of logits with as many in fp32 as are measured at once, or with the product that is added to the
-    gradient, and in the backward pass of other engines than ours the scaled fp32 gradient.
+    Those are a chunk of logits with as many in fp32 as are measured at once, or with the piece of a product that is
+    added to the gradient, and in the backward pass of other engines than ours the scaled fp32 gradient.
     """
     a = ELEMENT_BYTES[config.precision.dtype]
     half = a != FP32_BYTES
@@ -212,7 +212,8 @@ def _head(config: Config, plan: RunPlan) -> tuple[int, int]:
     wide = at_once * rows * FP32_BYTES if half else 0
     product = 0  # a GPU's adds itself to the sum
     if half and device == "cpu":  # rounded, and from the second chunk on widened to be added
-        product = (a + (FP32_BYTES if tokens > chunk else 0)) * matrix
+        piece = min(matrix, max(PRODUCT_PIECE, plan.model.hidden_size))
+        product = (a + (FP32_BYTES if tokens > chunk else 0)) * piece
     gradients = tokens * 2 * a * plan.model.hidden_size + FP32_BYTES * matrix
     lasting = (1 + plan.model.num_predictions) * (_kept_by_final_norm(config, plan) + gradients)
     scaled = 0 if choose_engine(config) == "native" else FP32_BYTES * matrix  # ours scales it while it adds it

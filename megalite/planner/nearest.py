@@ -119,7 +119,8 @@ def _that_help(config: Config, changes: list[Change], fits: Callable[[Config], b
 def _of_any_layout(config: Config, machine: Machine) -> Iterator[Change]:
     """What a search leaves as it is."""
     if config.precision.dtype == "fp32" and "bf16" in machine.flops:
-        yield Change((("precision", "dtype", "bf16"),))
+        exact = (("precision", "products", "fp32"),) if config.precision.products != "fp32" else ()
+        yield Change((("precision", "dtype", "bf16"), *exact))
     if config.optimizer.offload and machine.host_memory_gib is not None:
         yield Change((("optimizer", "offload", False),))
     if not config.optimizer.offload and machine.host_link is not None:

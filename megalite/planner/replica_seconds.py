@@ -46,6 +46,7 @@ def between_steps(
     found["optimizer"] = moved / pieces / (machine.memory_bandwidth * machine.constants.passes)
     if products := update_multiply_adds(config, plan):
         is_given_format = any(RULES[name].multiplies for name in all_rules(config.optimizer))
+        is_given_format |= config.precision.dtype == "fp32"
         rate = machine.product_rate(config.precision) if is_given_format else machine.rate("fp32")
         found["optimizer"] += 2.0 * products / rate
     return found

@@ -335,5 +335,7 @@ def _facts(run: RunData) -> dict[str, str]:
             f"{batch.get('global_batch_size')} sequences of {count(batch.get('seq_len') or 0)} tokens, "
             f"{batch.get('micro_batch_size')} at once"
         )
-    facts["number format"] = (config.get("precision") or {}).get("dtype", "–")
+    precision = config.get("precision") or {}
+    rounded_to = precision.get("products") or "fp32"
+    facts["number format"] = f"{precision.get('dtype', '–')}{f', products {rounded_to}' * (rounded_to != 'fp32')}"
     return facts

@@ -46,7 +46,9 @@ def is_config(config: Record) -> bool:
     if not all(isinstance(each, dict) for each in sections):
         return False
     _, batch, precision, data = sections
-    if not _is_count(batch.get("seq_len")) or not isinstance(precision.get("dtype") or "", str):
+    if not all(isinstance(precision.get(name) or "", str) for name in ("dtype", "products")):
+        return False
+    if not _is_count(batch.get("seq_len")):
         return False
     sources = [data.get(part) or [] for part in ("train", "valid")]
     return all(isinstance(part, list) and all(map(_is_source, part)) for part in sources)

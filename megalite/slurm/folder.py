@@ -132,7 +132,7 @@ class LaunchFolder:
     def read_waiting(self) -> dict[str, Any] | None:
         """What it waits for, and since when; None for nothing."""
         said, _ = read_in_place(self.waiting)
-        return said if said is not None and said["for"] else None
+        return said if isinstance(said, dict) and said.get("for") else None
 
     def add_event(self, kind: str, **details: Any) -> None:
         """Append one event, or nothing where the disk is full. Only supervisors write here, and one of a run lives."""

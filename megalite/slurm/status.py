@@ -24,6 +24,12 @@ POLL_SECONDS = 1.0
 
 TAIL_BYTES = 1 << 16
 
+STATE_KEYS = {"status", "num_nodes", "ranks_per_node"}
+"""Of every state since a run was launched."""
+
+YEAR = 365 * 86400.0
+"""Seconds; no step takes as long."""
+
 
 def describe(run_dir: Path) -> list[str]:
     """Lines about a run.
@@ -113,6 +119,15 @@ def _open(run_dir: Path) -> LaunchFolder:
             f"{run_dir}: no launched run (there is no slurm/{folder.state.name}); give the folder that run.dir names, "
             "or start it with `megalite launch CONFIG --cluster PROFILE`"
         )
+    try:
+        has_all = set(folder.read_state()) >= STATE_KEYS
+    except (ValueError, TypeError, RecursionError):
+        has_all = False
+    if not has_all:
+        raise UserError(
+            f"{folder.state}: damaged, or not of this version; `squeue` shows the run's jobs, and its steps are in "
+            f"{folder.run_dir / METRICS}"
+        )
     return folder
 
 
@@ -174,7 +189,7 @@ def _progress(folder: LaunchFolder, *, is_moving: bool) -> list[str]:
     last, (total, tokens) = steps[-1], _planned(folder)
     loss = f"{last['loss']:.4f}" if is_finite_number(last.get("loss")) else "none"
     where = f"step {last['step']:,}{f' of {total:,}' if total else ''}, loss {loss}"
-    took = [step["seconds"] for step in steps if is_finite_number(step.get("seconds")) and step["seconds"] > 0]
+    took = [seconds for step in steps if is_finite_number(seconds := step.get("seconds")) and 0 < seconds < YEAR]
     if not (is_moving and took and total and tokens):
         return [where]
     seconds = sum(took) / len(took)
@@ -189,7 +204,7 @@ def _planned(folder: LaunchFolder) -> tuple[int, int]:
     except (OSError, ValueError, RecursionError):
         return 0, 0
     found = [plan.get(name) if isinstance(plan, dict) else None for name in ("total_steps", "tokens_per_step")]
-    total, tokens = (value if type(value) is int and value > 0 else 0 for value in found)
+    total, tokens = (value if type(value) is int and 0 < value < 2**53 else 0 for value in found)
     return total, tokens
 
 

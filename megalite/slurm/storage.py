@@ -28,6 +28,9 @@ STORAGE_FAULTS = (
 
 PROBE = ".probe"
 
+DAMAGE = (ValueError, TypeError, KeyError, OverflowError, RecursionError)
+"""What a file that says something else than it should leads to."""
+
 ResultT = TypeVar("ResultT")
 
 
@@ -38,7 +41,7 @@ def find_fault(run_dir: Path) -> str | None:
         check_disk(run_dir / CHECKPOINTS, plan["num_parameters"])
     except CheckpointError as error:
         return str(error)
-    except (OSError, ValueError, TypeError, KeyError):  # there is none yet, or it cannot be read, which shows at once
+    except (OSError, *DAMAGE):  # there is none yet, or it cannot be read, which shows at once
         pass
     for folder in (run_dir, run_dir / "slurm", run_dir / CHECKPOINTS):
         try:

@@ -194,7 +194,8 @@ def _layout(report: ProbeReport, config: Config, world_size: int, probe: Probe) 
         return Look(what, None, f"{described}: {error}", "it may not fit on one rank here")
     off = abs(found.loss - report.loss) / abs(found.loss)
     precision = config.precision
-    is_rounded = precision.gather_bits is not None or precision.fp4 is not None  # one rank's are not, or otherwise
+    few_bits = precision.gather_bits is not None or precision.fp4 is not None  # one rank's are not, or otherwise
+    is_rounded = few_bits or precision.products != "fp32"
     allowed = LOSS_OFF["bf16" if is_rounded else precision.dtype]
     allowed *= 1.0 if precision.fp8 is None else 2.0
     said = f"{report.loss:.6g} and {found.loss:.6g} {described}"

@@ -150,7 +150,7 @@ def connect_rank(
     os.environ["LOCAL_RANK"] = str(place.local_rank)
     check_dtype(config.precision.dtype, device.type)
     set_determinism(config.run.deterministic, device.type)
-    let_products_round(config.precision.products)
+    let_products_round(config.precision.products, device.type)
     use_flash_attention(config.train.flash_attention, device)
     connect_processes(
         rank=place.rank,

@@ -154,10 +154,10 @@ CONFLICTS = {
         1,
         "precision.products: found tf32, but it has no effect with dtype=bf16; leave it at fp32",
     ),
-    "emulated products that round": (
-        config(precision={"dtype": "fp32", "products": "bf16", "fp8": {"backend": "emulate"}}),
+    "products that round what is rounded": (
+        config(precision={"dtype": "fp32", "products": "bf16", "fp8": {"backend": "scaled_mm"}}),
         1,
-        "precision.products: bf16 would round what precision.fp8 has rounded once more, for emulated products are made "
+        "precision.products: bf16 would round what precision.fp8 has rounded once more, where a device multiplies that "
         "in fp32; use products=fp32, or fp8=null",
     ),
     "few bits within copies": (

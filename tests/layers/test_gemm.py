@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from megalite.config.plan import PRODUCT_PIECE
 from megalite.layers import gemm as backends
 from megalite.layers.gemm import PLAIN, OneDnnGemm, choose_gemm
 
@@ -59,8 +60,8 @@ def test_sums_of_rounded_products(shape, monkeypatch):
     generator = torch.Generator().manual_seed(0)
     x, grad = (torch.randn(tokens, size, generator=generator).bfloat16() for size in (inputs, outputs))
     exact = grad.double().T @ x.double()
-    for size in (1, 40, backends.PIECE_SIZE):
-        monkeypatch.setattr(backends, "PIECE_SIZE", size)
+    for size in (1, 40, PRODUCT_PIECE):
+        monkeypatch.setattr(backends, "PRODUCT_PIECE", size)
         total = torch.full((outputs, inputs), torch.nan)
         PLAIN.begin_product(total, grad, x)
         assert torch.allclose(total.double(), exact, rtol=2.0**-8, atol=1e-5)

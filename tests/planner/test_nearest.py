@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from megalite.config.schema import Config, ParallelConfig
+from megalite.config.validate import validate
 from megalite.errors import UserError
 from megalite.planner.estimate import estimate, usable_memory
 from megalite.planner.machines import Machine, load_machine
-from megalite.planner.nearest import Change, best_or_refusal, what_helps
+from megalite.planner.nearest import Change, _of_any_layout, best_or_refusal, what_helps
 from megalite.planner.search import search
 
 H100 = load_machine("h100-sxm")
@@ -40,6 +41,14 @@ def test_what_is_said_helps_and_nothing_else(memory_gib: float):
     ranks = int(said.split("--world-size ")[1].split(" ")[0].rstrip(","))
     assert search(base, ranks, machine, top=1).best
     assert not search(base, ranks // 2, machine, top=1).best
+
+
+def test_bf16_is_proposed_as_it_can_be():
+    """Products that round are those of fp32 alone."""
+    base = config(precision={"dtype": "fp32", "products": "tf32"}, parallel={"dp": 8})
+    changed = next(_of_any_layout(base, H100)).applied_to(base)
+    validate(changed, 8)
+    assert (changed.precision.dtype, changed.precision.products) == ("bf16", "fp32")
 
 
 def test_what_is_there_already_is_not_said():

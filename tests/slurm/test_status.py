@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from megalite.errors import UserError
 from megalite.slurm import status
 from megalite.slurm.folder import LaunchFolder
 from megalite.slurm.status import describe
@@ -54,3 +55,14 @@ def test_damaged_files(plan, where, tmp_path, monkeypatch):
     (tmp_path / "metrics.jsonl").write_text("\n".join(steps))
     (said,) = [line for line in describe(tmp_path) if line.startswith("step ")]
     assert said == (f"{where} at this speed" if where.endswith("left") else where)
+
+
+@pytest.mark.parametrize("state", ['{"status": "runn', "[]", '{"status": "running"}', "[" * 10**5])
+def test_a_damaged_state(state, tmp_path, monkeypatch):
+    """Told by name, with where else to look."""
+    monkeypatch.setenv("PATH", str(tmp_path))  # no Slurm
+    folder = LaunchFolder(tmp_path)
+    folder.path.mkdir()
+    folder.state.write_text(state)
+    with pytest.raises(UserError, match=r"state\.json: damaged, .* its steps are in .*metrics\.jsonl"):
+        describe(tmp_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from tests.kit.runs import metrics, write_run
 from tests.train.forked import launch
 
 STEPS = 6
+ROUNDS = "amx_bf16" in cpu_flags()
 NEAR = 2.0**-8
 """Relative, of losses whose products have 8 bits."""
 
@@ -42,23 +44,25 @@ def config_of(folder: Path, products: str) -> Config:
     return load_config(write_run(folder, **sections))
 
 
-@pytest.mark.parametrize(("products", "told"), [("tf32", "high"), ("bf16", "medium")])
-def test_runs_whose_products_round(products: str, told: str, tmp_path: Path):
-    """By the config alone, on every rank."""
-    losses = []
+@pytest.mark.parametrize("products", ["tf32", "bf16"])
+def test_runs_whose_products_round(products: str, tmp_path: Path):
+    """By the config and the kind of CPU alone, on every rank."""
+    losses, told = [], []
     for name in ("fp32", products):
         config = config_of(tmp_path / name, name)
         assert launch(config, 2, prepare=note_precision) == EXIT_DONE
         losses.append(torch.tensor([line["loss"] for line in metrics(config.run.dir)]))
-        if name != "fp32":
-            assert [(config.run.dir / f"precision{rank}").read_text() for rank in range(2)] == [told] * 2
+        told.append({(config.run.dir / f"precision{rank}").read_text() for rank in range(2)})
+    rounds = products == "bf16" and ROUNDS
+    assert told[1] == ({"medium"} if rounds else told[0])
     exact, rounded = losses
+    assert torch.equal(exact, rounded) is not rounds
     assert len(exact) == STEPS
     assert ((rounded - exact).abs() < NEAR * exact).all()
 
 
 @pytest.fixture
-def former():
+def former() -> Iterator[None]:
     """Leaves torch's precision as it was."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
@@ -67,12 +71,19 @@ def former():
 
 
 def test_products_round_where_that_is_faster(former: None):
-    """To bf16 on CPUs that multiply tiles of it; elsewhere they stay exact. fp32 leaves torch alone."""
+    """To bf16 on CPUs that multiply tiles of it; elsewhere they stay exact."""
     generator = torch.Generator().manual_seed(0)
     left, right = (torch.randn(256, 256, generator=generator) for _ in range(2))
     exact = left.double() @ right.double()
-    let_products_round("bf16")
-    error = ((left @ right).double() - exact).norm() / exact.norm()
-    assert (1e-3 < error < 4e-3) if "amx_bf16" in cpu_flags() else error < 1e-5
-    let_products_round("fp32")
-    assert torch.get_float32_matmul_precision() == "medium"
+    for rounded_to in ("fp32", "tf32", "bf16"):
+        let_products_round(rounded_to, "cpu")
+        error = ((left @ right).double() - exact).norm() / exact.norm()
+        assert (1e-3 < error < 4e-3) if rounded_to == "bf16" and ROUNDS else error < 1e-5
+
+
+@pytest.mark.parametrize(("products", "told"), [("fp32", "highest"), ("tf32", "high"), ("bf16", "high")])
+def test_a_gpu_is_told_what_is_meant(products: str, told: str, former: None):
+    """Whatever its environment began with."""
+    torch.set_float32_matmul_precision("medium")
+    let_products_round(products, "cuda")
+    assert torch.get_float32_matmul_precision() == told

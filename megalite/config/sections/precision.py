@@ -175,8 +175,8 @@ class PrecisionConfig(Section):
     on it. fp32 is the fast one on CPUs without bf16 units."""
     products: RoundedTo = "fp32"
     """dtype=fp32: what numbers may be rounded to on their way into a product, where the device multiplies those sooner;
-    sums stay fp32. `tf32` keeps 10 bits behind the point (GPUs since Ampere), `bf16` 7 (CPUs with AMX; a GPU takes
-    tf32). A device that would not be faster multiplies exactly."""
+    sums stay fp32. `tf32` keeps 10 bits behind the point, on GPUs since Ampere; `bf16` 7 on CPUs with AMX, and on GPUs
+    tf32's. Any other device multiplies exactly."""
     master_dtype: Literal["fp32", "bf16"] = "fp32"
     """Format of the weights that updates are added to. `bf16` keeps no copy in fp32: updates are computed in fp32 and
     rounded stochastically. Saves 4 bytes a parameter with ZeRO-3 and 2 with ZeRO-2, divided by dp; needs dtype=bf16

@@ -6,7 +6,7 @@ from math import prod
 
 from megalite.architecture.costs import ELEMENT_BYTES, FP32_BYTES
 from megalite.architecture.weights import by_parameter, weight_table
-from megalite.config.plan import RunPlan
+from megalite.config.plan import PRODUCT_PIECE, RunPlan
 from megalite.config.schema import Config
 from megalite.engine.kept import EngineNumbers, Footprint, InBlocks, exact_gradient_bytes, has_gradient
 from megalite.engine.wire_bytes import ROUNDED_BUCKET, UNDER_WAY, bytes_per_number
@@ -35,16 +35,19 @@ def footprint(config: Config, plan: RunPlan, numbers: EngineNumbers) -> Footprin
 
 
 def _largest_product(config: Config, plan: RunPlan) -> int:
-    """Of a CPU's largest gradient in few bits, in them and in fp32. A GPU's product adds itself to the sum, and so does
-    one in fp32."""
+    """Of a CPU's largest gradient in few bits, in them and in fp32, or of the piece of it that is made at once. A GPU's
+    product adds itself to the sum, and so does one in fp32."""
     element = ELEMENT_BYTES[config.precision.dtype]
     if config.train.device != "cpu" or element == FP32_BYTES:
         return 0
     kinds = plan.model.kinds()
     inner = weight_table(plan.model, {kinds.index(kind) for kind in kinds}).values()
     joined = by_parameter({row.name: row for row in inner if row.is_inner and has_gradient(row.name, config)})
-    sizes = (sum(prod(row.local_shape(plan.tp)) for row in rows) for rows in joined.values())
-    return (element + FP32_BYTES) * max(sizes, default=0)
+    largest = max((sum(prod(row.local_shape(plan.tp)) for row in rows) for rows in joined.values()), default=0)
+    precision = config.precision
+    has_scales = precision.qat is not None and precision.qat.learned_scales
+    is_whole = precision.fp8 is not None or precision.fp4 is not None or has_scales
+    return (element + FP32_BYTES) * (largest if is_whole else min(largest, PRODUCT_PIECE))
 
 
 def _messages(config: Config, plan: RunPlan, num_parameters: int) -> int:

@@ -10,13 +10,15 @@ allows it, as Transformer Engine and torchao do too.
 
 from __future__ import annotations
 
+import functools
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from megalite.host import cpu_flags
 from megalite.layers.fp8.quantise import Quantised
-from megalite.layers.gemm import Gemm
+from megalite.layers.gemm import PLAIN, Gemm
 
 
 class Product(Protocol):
@@ -42,18 +44,26 @@ def emulated(gemm: Gemm) -> Product:
 def scaled_mm(left: Quantised, right: Quantised, out: torch.dtype, *, is_forward: bool) -> Tensor:
     """By `torch._scaled_mm`, which wants rows of the left and columns of the right contiguous.
 
-    On a CPU every row gets the tensor's scale: the same bits, and the only way that is fast on all. With one scale
-    torch 2.13 asks oneDNN where there is AMX, which without AMX's FP16 multiplies number by number, a thousand times as
-    long.
+    On a CPU torch widens the numbers to fp32, but where there is AMX it asks oneDNN, which multiplies number by number
+    without AMX's FP16, a thousand times as long: there they are widened here.
     """
-    of_left, of_right = left.inverse, right.inverse
-    if left.data.device.type == "cpu":
-        of_left, of_right = of_left.expand(left.data.shape[0], 1), of_right.expand(right.data.shape[0], 1)
+    if left.data.device.type == "cpu" and _library_is_slow():
+        return _WIDENED(left, right, out, is_forward=is_forward)
     return torch._scaled_mm(
         left.data.contiguous(),
         right.data.contiguous().t(),
-        of_left.contiguous(),
-        of_right.contiguous().t(),
+        left.inverse.contiguous(),
+        right.inverse.contiguous().t(),
         out_dtype=out,
         use_fast_accum=is_forward,
     )
+
+
+_WIDENED = emulated(PLAIN)
+
+
+@functools.cache
+def _library_is_slow() -> bool:
+    """Whether this CPU has AMX without its FP16."""
+    flags = cpu_flags()
+    return "amx_int8" in flags and "amx_fp16" not in flags
