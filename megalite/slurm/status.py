@@ -189,7 +189,7 @@ def _progress(folder: LaunchFolder, *, is_moving: bool) -> list[str]:
     last, (total, tokens) = steps[-1], _planned(folder)
     loss = f"{last['loss']:.4f}" if is_finite_number(last.get("loss")) else "none"
     where = f"step {last['step']:,}{f' of {total:,}' if total else ''}, loss {loss}"
-    took = [seconds for step in steps if is_finite_number(seconds := step.get("seconds")) and 0 < seconds < YEAR]
+    took = [step["seconds"] for step in steps if is_finite_number(step.get("seconds")) and 0 < step["seconds"] < YEAR]
     if not (is_moving and took and total and tokens):
         return [where]
     seconds = sum(took) / len(took)
