@@ -10,10 +10,9 @@ from megalite.host import cpu_flags
 from tests.kit.child import ask
 from tests.stand_in.build import build
 
-
 EXPONENTIAL = 1e-3 if "GenuineIntel" in cpu_flags() else 0.0
-"""Relative to the largest gradient, of a few in bf16: the compiler spells softmax out, and the exponential that MKL takes
-on Intel's CPUs is not the one inside of torch's softmax."""
+"""Relative to the largest gradient, of a few in bf16: the compiler spells softmax out, and the exponential that MKL
+takes on Intel's CPUs is not the one inside of torch's softmax."""
 
 
 @pytest.fixture(scope="module")
