@@ -118,3 +118,12 @@ def test_verb(finished, tmp_path, capsys):
         assert code == 2
         assert "Traceback" not in error
         assert "give the folder" in error or "give another name" in error
+
+
+def test_number_formats_of_runs_that_differ_in_their_products(tmp_path):
+    """Two runs in fp32 look apart where one's products round."""
+    folder = make_run(tmp_path / "run", 12)
+    config = (folder / "config.yaml").read_text().replace("dtype: bf16", "dtype: fp32", 1)
+    for products, shown in (("products: fp32", "fp32<"), ("products: tf32", "fp32, products tf32<")):
+        (folder / "config.yaml").write_text(config.replace("products: fp32", products))
+        assert shown in render(read_runs([folder]), START)
