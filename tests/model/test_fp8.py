@@ -28,10 +28,11 @@ STEPS = 4
 KEPT_BESIDE = 1.07
 """Bytes of rounded weights over those planned: scales of rows of 64 numbers are a sixteenth."""
 
-LAYOUT_TOLERANCE = 1e-3
+LAYOUT_TOLERANCE = 2e-3
 """Relative, of the loss of the first steps. fp32 sums in another order differ by 1e-7; sooner or later one moves a
-number over a rounding border of FP8, and training carries that on, so later steps are not compared. Scales of one
-rank's part instead of the whole tensor's, or no FP8 at all, move these losses by 5e-3 and more."""
+number over a rounding border of FP8, which has cost 1.03e-3 (on a Xeon, in a process that had trained other layouts
+before; 0 by itself), and training carries that on, so later steps are not compared. Scales of one rank's part instead
+of the whole tensor's, or no FP8 at all, move these losses by 5e-3 and more."""
 
 COMPARED = 2
 """Steps; the second is the first with delayed scales."""
