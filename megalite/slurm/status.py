@@ -38,7 +38,7 @@ def describe(run_dir: Path) -> list[str]:
         UserError: it was never launched.
     """
     folder = _open(run_dir)
-    state, now = folder.read_state(), _now(folder)
+    state, now = _read_state(folder), _now(folder)
     jobs = _queue(folder)
     waiting = _waiting(folder, state, jobs, now) if state["status"] not in ENDED else None
     status = "waiting" if waiting is not None else state["status"]
@@ -62,7 +62,7 @@ def log_path(run_dir: Path, rank: int | None) -> Path:
         UserError: there is none yet.
     """
     folder = _open(run_dir)
-    state = folder.read_state()
+    state = _read_state(folder)
     if rank is None:
         path = folder.jobs / f"{state['job']}.log"
     else:
@@ -89,7 +89,7 @@ def follow_log(run_dir: Path) -> Iterator[str]:
     folder = _open(run_dir)
     path, place = Path(), 0
     while True:
-        state = folder.read_state()
+        state = _read_state(folder)
         has_ended = state["status"] in ENDED
         current = folder.jobs / f"{state['job']}.log"
         if current != path:
@@ -119,16 +119,25 @@ def _open(run_dir: Path) -> LaunchFolder:
             f"{run_dir}: no launched run (there is no slurm/{folder.state.name}); give the folder that run.dir names, "
             "or start it with `megalite launch CONFIG --cluster PROFILE`"
         )
-    try:
-        has_all = set(folder.read_state()) >= STATE_KEYS
-    except (ValueError, TypeError, RecursionError):
-        has_all = False
-    if not has_all:
-        raise UserError(
-            f"{folder.state}: damaged, or not of this version; `squeue` shows the run's jobs, and its steps are in "
-            f"{folder.run_dir / METRICS}"
-        )
     return folder
+
+
+def _read_state(folder: LaunchFolder) -> dict[str, Any]:
+    """What the supervisor wrote last.
+
+    Raises:
+        UserError: it is damaged.
+    """
+    try:
+        state = folder.read_state()
+    except (ValueError, RecursionError):
+        state = {}
+    if not isinstance(state, dict) or not state.keys() >= STATE_KEYS:
+        raise UserError(
+            f"{folder.state}: damaged, or not of this version; `squeue` shows the run's jobs, its steps are in "
+            f"{folder.run_dir / METRICS}, and `megalite launch stop {folder.run_dir}` ends it all the same"
+        )
+    return state
 
 
 def _now(folder: LaunchFolder) -> float:

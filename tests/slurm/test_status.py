@@ -9,7 +9,7 @@ import pytest
 from megalite.errors import UserError
 from megalite.slurm import status
 from megalite.slurm.folder import LaunchFolder
-from megalite.slurm.status import describe
+from megalite.slurm.status import ask_to_stop, describe
 
 
 def test_a_step_without_a_loss(tmp_path, monkeypatch):
@@ -59,10 +59,12 @@ def test_damaged_files(plan, where, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("state", ['{"status": "runn', "[]", '{"status": "running"}', "[" * 10**5])
 def test_a_damaged_state(state, tmp_path, monkeypatch):
-    """Told by name, with where else to look."""
+    """Told by name, with where else to look; the run can still be stopped."""
     monkeypatch.setenv("PATH", str(tmp_path))  # no Slurm
     folder = LaunchFolder(tmp_path)
     folder.path.mkdir()
     folder.state.write_text(state)
     with pytest.raises(UserError, match=r"state\.json: damaged, .* its steps are in .*metrics\.jsonl"):
         describe(tmp_path)
+    ask_to_stop(tmp_path, at_once=False)
+    assert folder.stop.exists()
