@@ -9,6 +9,7 @@ from megalite.addition import load
 from megalite.architecture.weights import Weight
 from megalite.config.optimizers import RULES
 from megalite.config.schema import OptimizerConfig
+from megalite.host import cpu_flags
 from megalite.optim.at_work import CHUNK, Formats
 from megalite.optim.exchange import Unit
 from megalite.optim.whole import WholeRule
@@ -35,7 +36,11 @@ def peak_of(rule: WholeRule, unit: Unit, step: int) -> int:
 
 @pytest.mark.parametrize(("name", "product"), CASES)
 def test_bytes_of_a_unit_at_work(name: str, product: int):
-    """Within a tenth of what a step allocates at most, the result among it; SOAP refreshes its bases in every other."""
+    """Within a tenth of what a step allocates at most, the result among it; SOAP refreshes its bases in every other.
+
+    Where AMX multiplies bf16, oneDNN lays out a product's square factor once more, which no plan counts.
+    """
+    is_packed = product == 2 and "amx_bf16" in cpu_flags()
     optimizer = OptimizerConfig(name=name, **({"precondition_every": 2} if name == "soap" else {}))
     given = [torch.float32 if product == 4 else torch.bfloat16] if RULES[name].multiplies else []
     rule = load(RULES[name].make)(optimizer, *given)
@@ -45,6 +50,6 @@ def test_bytes_of_a_unit_at_work(name: str, product: int):
         rule.start(unit, torch.device("cpu"))
         rule.direction(unit, torch.randn(shape, dtype=rule.wire_dtype), 1)  # makes tables, and bases
         found = max(peak_of(rule, unit, step) for step in (2, 3))
-        assert work(shape, Formats(product, 4, CHUNK["cpu"], optimizer.max_precondition_dim)) == pytest.approx(
-            found, rel=0.1
-        ), (shape, found)
+        counted = work(shape, Formats(product, 4, CHUNK["cpu"], optimizer.max_precondition_dim))
+        packed = product * min(shape) ** 2 if is_packed else 0
+        assert counted + packed == pytest.approx(found, rel=0.1), (shape, found)
