@@ -50,7 +50,7 @@ def first_step(config: str, overrides: list[str]) -> float:
 
 
 def bare_import() -> float:
-    """Seconds of a Python that only imports PyTorch and DeepSpeed."""
+    """Seconds of a Python that only imports PyTorch."""
     started = time.monotonic()
     subprocess.run([sys.executable, "-c", "import torch"], check=True, capture_output=True, timeout=TIMEOUT_SECONDS)
     return time.monotonic() - started
