@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 PROC = Path("/proc")
@@ -26,15 +27,58 @@ BF16_UNITS = {"avx512_bf16", "amx_bf16", "bf16"}
 """Names of what multiplies bf16, on x86 and on ARM."""
 
 
+@dataclass(frozen=True)
+class CpuClass:
+    """CPUs that compute alike, by what Linux says of them: a machine may hide units that its chip has."""
+
+    name: str
+    vendor: str
+    family: str
+    has: str
+    """A unit that it must have."""
+    lacks: str = ""
+    """One that it must not have; empty for none."""
+
+
+CPU_CLASSES = (
+    CpuClass("zen3", "AuthenticAMD", "25", has="avx2", lacks="avx512f"),
+    CpuClass("zen4", "AuthenticAMD", "25", has="avx512_bf16"),
+    CpuClass("zen5", "AuthenticAMD", "26", has="avx512_bf16", lacks="avx512_fp16"),
+    CpuClass("xeon-amx", "GenuineIntel", "6", has="amx_bf16"),
+)
+"""Those that something has been measured on."""
+
+WIDEST_UNITS = ("amx_bf16", "avx512f", "avx2", "sve", "asimd")
+"""Of CPUs, the widest first."""
+
+
 def cpu_flags() -> set[str]:
     """What the first processor can do, and `GenuineIntel` if Intel made it; nothing where Linux does not say."""
+    facts = _first_processor()
+    return {word for name in ("flags", "Features", "vendor_id") for word in facts.get(name, "").split()}
+
+
+def cpu_class() -> str:
+    """A name in `CPU_CLASSES`, or one of its own for CPUs that nothing has been measured on: `other`, and what Linux
+    says of maker, family and widest units."""
+    facts, flags = _first_processor(), cpu_flags()
+    vendor = facts.get("vendor_id", facts.get("CPU implementer", "")).strip()
+    family = facts.get("cpu family", facts.get("CPU part", "")).strip()
+    for each in CPU_CLASSES:
+        if (each.vendor, each.family) == (vendor, family) and each.has in flags and each.lacks not in flags:
+            return each.name
+    units = next((unit for unit in WIDEST_UNITS if unit in flags), "")
+    return "-".join(filter(None, ("other", vendor, family, units)))
+
+
+def _first_processor() -> dict[str, str]:
+    """What Linux says of it, by name; nothing where it does not."""
     try:
         lines = (PROC / "cpuinfo").read_text(encoding="utf-8", errors="replace").split("\n\n")[0].splitlines()
     except OSError:
-        return set()
-    facts = dict(line.split(":", 1) for line in lines if ":" in line)
-    wanted = ("flags", "Features", "vendor_id")
-    return {word for name, words in facts.items() if name.strip() in wanted for word in words.split()}
+        return {}
+    pairs = (line.split(":", 1) for line in lines if ":" in line)
+    return {name.strip(): said for name, said in pairs}
 
 
 def num_cores() -> int:

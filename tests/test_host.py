@@ -33,10 +33,38 @@ def test_flags_of_a_processor(cpuinfo, flags, tmp_path, monkeypatch):
     assert host.cpu_flags() == flags
 
 
+@pytest.mark.parametrize(
+    ("vendor", "family", "flags", "name"),
+    [
+        ("AuthenticAMD", 25, "avx2", "zen3"),
+        ("AuthenticAMD", 25, "avx2 avx512f avx512_bf16", "zen4"),
+        ("AuthenticAMD", 26, "avx2 avx512f avx512_bf16", "zen5"),
+        ("AuthenticAMD", 26, "avx512f avx512_bf16 avx512_fp16", "other-AuthenticAMD-26-avx512f"),
+        ("AuthenticAMD", 23, "avx2", "other-AuthenticAMD-23-avx2"),
+        ("GenuineIntel", 6, "avx2 avx512f avx512_bf16 amx_bf16", "xeon-amx"),
+        ("GenuineIntel", 6, "avx2 avx512f avx512_bf16", "other-GenuineIntel-6-avx512f"),
+        ("GenuineIntel", 19, "avx512f amx_bf16", "other-GenuineIntel-19-amx_bf16"),
+    ],
+)
+def test_classes_of_x86(vendor, family, flags, name, tmp_path, monkeypatch):
+    """By maker, family and the units that the machine shows: what it hides it has not."""
+    (tmp_path / "cpuinfo").write_text(f"vendor_id\t: {vendor}\ncpu family\t: {family}\nflags\t\t: {flags}\n\n")
+    monkeypatch.setattr(host, "PROC", tmp_path)
+    assert host.cpu_class() == name
+
+
+def test_class_of_arm(tmp_path, monkeypatch):
+    """By the core."""
+    (tmp_path / "cpuinfo").write_text(f"{ARM}CPU implementer\t: 0x41\nCPU part\t: 0xd40\n")
+    monkeypatch.setattr(host, "PROC", tmp_path)
+    assert host.cpu_class() == "other-0x41-0xd40-asimd"
+
+
 def test_a_machine_that_does_not_say(tmp_path, monkeypatch):
     """No file, no flags."""
     monkeypatch.setattr(host, "PROC", tmp_path / "none")
     assert host.cpu_flags() == set()
+    assert host.cpu_class() == "other"
 
 
 def test_a_program_has_a_peak_of_its_own():

@@ -6,7 +6,7 @@ the same parameter names, the same cuts and the same checkpoints. A `LinearGemm`
 has one of its own (`layers.fp8`), since scales belong to a layer.
 
 On CPUs that are not Intel's MKL, which torch calls for fp32, takes a slow path; on a Zen 5 core oneDNN is 2.3 times as
-fast, and torch has it too (`choose_gemm`).
+fast, and torch has it too. Which of them multiplies is a table by class of CPU (`layers.cpu_products`).
 
 Legend: `[m, k]` and `[n, k]` multiply to `[m, n]`, both reduced over their last dim, as in `x [t, in]` and
 `weight [out, in]`.
@@ -23,7 +23,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from megalite.config.plan import PRODUCT_PIECE
-from megalite.host import cpu_flags
+from megalite.host import cpu_class, cpu_flags
+from megalite.layers.cpu_products import BLAS, ONEDNN, measured_products
 
 
 class LinearGemm(Protocol):
@@ -129,7 +130,7 @@ EXACT = 1e-6
 def choose_gemm(device_type: str, dtype: torch.dtype, product_size: int | None = None) -> Gemm:
     """The fastest backend for a device, a format and a model. It depends on nothing else, so reruns are bit-equal.
 
-    On a CPU that MKL does not serve well, torch is told to leave fp32 products to oneDNN, for the whole process.
+    Where the table of CPUs says so, torch is told to leave fp32 products to oneDNN, for the whole process.
 
     Args:
         product_size: multiplications in a usual product of the whole model, however it is cut; None for many.
@@ -137,18 +138,36 @@ def choose_gemm(device_type: str, dtype: torch.dtype, product_size: int | None =
     if device_type == "cuda":
         return CudaGemm()
     is_worth_it = product_size is None or product_size >= ONEDNN_FROM
-    if device_type == "cpu" and dtype == torch.float32 and is_worth_it and _mkl_is_slow():
-        return OneDnnGemm() if _leave_products_to_onednn() else PLAIN
+    if device_type == "cpu" and dtype == torch.float32 and is_worth_it and _leave_products_to_onednn():
+        return OneDnnGemm()
     return PLAIN
+
+
+def fp32_products() -> str:
+    """What multiplies fp32 numbers on this CPU, as torch has been told in this process so far; for people, and to be
+    compared between ranks and attempts."""
+    if torch.get_float32_matmul_precision() != "medium":
+        return BLAS
+    return f"{ONEDNN}, rounded to bf16" if "amx_bf16" in cpu_flags() else ONEDNN
 
 
 @functools.cache
 def _leave_products_to_onednn() -> bool:
-    """Whether oneDNN multiplies from now on.
+    """Whether oneDNN multiplies from now on: by the table, and on CPUs that are not in it by a trial.
 
     Torch goes to it only where products may be rounded to bf16 (a precision of "medium"). Without units for that (AMX)
-    oneDNN makes no use of the leave, as a trial shows; where it would, all stays as it was.
+    oneDNN makes no use of the leave.
     """
+    taken = measured_products(cpu_class(), torch.__version__)
+    if taken is None:
+        return _mkl_may_be_slow() and _tried_to_be_exact()
+    if taken == ONEDNN:
+        torch.set_float32_matmul_precision("medium")
+    return taken == ONEDNN
+
+
+def _tried_to_be_exact() -> bool:
+    """Leave products to oneDNN; where a trial shows that it rounds them, all stays as it was."""
     former = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("medium")
     if all(_error_of_product(*shape) < EXACT for shape in TRIED_SHAPES):
@@ -165,7 +184,6 @@ def _error_of_product(rows: int, inner: int, columns: int) -> float:
     return ((torch.mm(left.t(), right) - wanted).norm() / wanted.norm()).item()
 
 
-@functools.cache
-def _mkl_is_slow() -> bool:
+def _mkl_may_be_slow() -> bool:
     """Whether this is a CPU with AVX-512 that is not Intel's: MKL leaves its wide units unused."""
     return "avx512f" in cpu_flags() and "GenuineIntel" not in cpu_flags()

@@ -12,6 +12,8 @@ import torch
 
 from megalite import __version__
 from megalite.errors import UnavailableError
+from megalite.host import cpu_class
+from megalite.layers.gemm import fp32_products
 
 DENSE_BF16_FLOPS = {
     "NVIDIA A10": 125e12,
@@ -117,6 +119,17 @@ def describe_machine(device: torch.device) -> dict[str, Any]:
         "host": platform.node(),
         "software": {"megalite": __version__, "python": platform.python_version(), **software},
     }
+
+
+def kind_of_machine(device: torch.device) -> str:
+    """What a rank computes on, by what decides its last digits: the name of its GPU, or its class of CPU."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU {cpu_class()}"
+
+
+def kind_with_products(device: torch.device) -> str:
+    """The same with what multiplies there, once an engine is built."""
+    kind = kind_of_machine(device)
+    return kind if device.type == "cuda" else f"{kind}, products of fp32 by {fp32_products()}"
 
 
 def find_peak(device: torch.device, dtype: torch.dtype) -> Peak:

@@ -23,7 +23,7 @@ from megalite.monitor.recorder import Recorder
 from megalite.parallel.axes import Axes
 from megalite.plugins import changed_plugins, loaded_plugins
 from megalite.train.data_check import verify_data
-from megalite.train.device import describe_machine, find_peak
+from megalite.train.device import describe_machine, find_peak, kind_with_products
 from megalite.train.heartbeat import Heartbeat
 from megalite.train.place import Place
 from megalite.train.preflight import ReadyStage, open_run_tasks
@@ -31,6 +31,7 @@ from megalite.train.reference import open_reference
 from megalite.train.rotation_change import is_rotated_otherwise, measure_rotation, tell_rotation
 from megalite.train.run import Run
 from megalite.train.run_folder import write_run_folder
+from megalite.train.same_run import counted, find_machines, tell_machines
 from megalite.train.signals import StopRequest
 from megalite.train.start import Start, Zeros, choose_start
 from megalite.train.startup import BUILDING, LOADING, Say
@@ -95,8 +96,10 @@ def open_run(rank: Connected, entry: Entrance, say: Say) -> tuple[Run, Progress]
     if len(rank.stages) > 1:
         about |= {"stage": rank.stages.index(stage), "seq_len": config.batch.seq_len}
     about |= {"plugins": {each.origin: each.digest for each in loaded_plugins()}} if loaded_plugins() else {}
-    about |= {"peak_flops": peak.flops, "peak_is": peak.origin}
+    machines = find_machines(kind_with_products(device), axes.world)
+    about |= {"peak_flops": peak.flops, "peak_is": peak.origin, "machines": counted(machines)}
     _record_start(recorder, start, plan, about, anew, entry.verified)
+    tell_machines(recorder, machines, start.progress.step)
     recorder.say(f"mfu is a share of {peak}")
     if len(rank.stages) > 1:
         _say_stage(recorder, rank.stages, stage)

@@ -127,15 +127,15 @@ def connect_rank(
         is_forced: do not ask whether the model fits on the device.
 
     Raises:
-        UserError: it does not, the device has not the run's format, ranks that are to share memory cannot, or other
-            ranks have another run.
+        UserError: it does not, the device has not the run's format, ranks that are to share memory cannot, other
+            ranks have another run, or a tensor-parallel group has machines of unlike kind.
         StartError: the ranks could not meet.
     """
     from megalite.engine.runtime import check_dtype, connect_processes, let_products_round, set_determinism
     from megalite.layers.flash import use_flash_attention
     from megalite.parallel.axes import connect, connect_world
     from megalite.parallel.mesh import Mesh
-    from megalite.train.device import choose_device, free_bytes
+    from megalite.train.device import choose_device, free_bytes, kind_of_machine
     from megalite.train.fit import check_device_memory, check_shared_memory
     from megalite.train.same_run import check_same_run
 
@@ -161,7 +161,8 @@ def connect_rank(
         say=say,
         for_host=config.optimizer.offload,
     )
-    check_same_run(config, stages, valid_sets, connect_world(place.world_size, place.rank))
+    world = connect_world(place.world_size, place.rank)
+    check_same_run(config, stages, valid_sets, world, kind_of_machine(device))
     return connect(mesh, place.rank), device
 
 
