@@ -27,7 +27,7 @@ from megalite.config.engine import choose_engine
 from megalite.config.plan import RunPlan, compile_pays
 from megalite.config.recompute import recompute_by_block
 from megalite.config.schema import Config
-from megalite.config.stream import stream_tokens
+from megalite.config.stream import own_tokens, stream_tokens
 from megalite.config.trained import block_gradients
 from megalite.parallel.schedules.operations import Kind
 from megalite.parallel.schedules.simulation import ChunkCosts
@@ -279,6 +279,12 @@ def norm_gradients(config: Config) -> int:
 def micro_batch_tokens(config: Config) -> int:
     """Those of a rank."""
     return stream_tokens(config) // config.parallel.cp
+
+
+def stream_bytes(config: Config, plan: RunPlan) -> int:
+    """Of a micro-batch's residual stream as a rank holds it: what one stage hands to the next, and what a recomputed
+    block keeps. Ranks of tp have the whole of it each, or with sequence parallelism the rows of some tokens."""
+    return ELEMENT_BYTES[config.precision.dtype] * own_tokens(config) * plan.model.hidden_size
 
 
 def stream_width(config: Config, plan: RunPlan) -> int:

@@ -41,6 +41,7 @@ from megalite.planner.block_memory import (
     kept_by_blocks,
     micro_batch_tokens,
     norm_gradients,
+    stream_bytes,
     stream_width,
 )
 from megalite.planner.holdings import numbers_by_stage, rounded_bytes_by_stage
@@ -123,7 +124,7 @@ def _stage_memory(
     of_each, logits = _head(config, plan) if stage == plan.chunk_ranks[-1] else (0, 0)
     in_blocks, for_a_moment, lasting = _activations(config, plan, stage, passes, of_each)
     is_away = config.train.offload_activations and config.train.device != "cpu"
-    two_inputs = 2 * micro_batch_tokens(config) * ELEMENT_BYTES[config.precision.dtype] * stream_width(config, plan)
+    two_inputs = 2 * stream_bytes(config, plan)
     activations = two_inputs if is_away else in_blocks
     passing = kept.in_blocks
     at_the_head = lasting + max(logits, passing.coming) + passing.at_head if of_each else lasting + logits
@@ -239,7 +240,7 @@ def _traffic(config: Config, plan: RunPlan, stage: int) -> int:
     """Buffers of tensor-parallel collectives, of what pipeline stages hand on, and of what goes to experts."""
     a, tokens = ELEMENT_BYTES[config.precision.dtype], micro_batch_tokens(config)
     collective = a * tokens * plan.model.hidden_size if plan.tp > 1 else 0
-    edge = a * tokens * stream_width(config, plan)
+    edge = stream_bytes(config, plan)
     cuts = plan.cuts_of(stage)
     leaving = cuts
     if config.train.device == "cpu":  # gloo's are kept until others follow

@@ -46,7 +46,7 @@ from megalite.config.schema import Config
 from megalite.config.stream import stream_tokens
 from megalite.config.trained import trained_parts
 from megalite.parallel.schedules.simulation import ChunkCosts, Timeline, end_of, simulate
-from megalite.planner.block_memory import is_compiled, kinds_of
+from megalite.planner.block_memory import is_compiled, kinds_of, stream_bytes
 from megalite.planner.links import rate_over
 from megalite.planner.machines import Machine
 from megalite.planner.practice import OURS, Practice
@@ -83,7 +83,7 @@ def step_time(config: Config, plan: RunPlan, machine: Machine, practice: Practic
     longest = max(range(plan.pp), key=lambda stage: sum(work[stage].values()))
     parts = _times(work[longest], count)
     if plan.pp > 1:
-        message = _stream_bytes(config, plan) / rate_over(plan, machine, "pp")
+        message = _message_bytes(config, plan, practice) / rate_over(plan, machine, "pp")
         busy, alone = sum(parts.values()), _end_of_pipeline(config, plan, chunks)
         if practice.waits_for_stages:
             stops = message + _gather_seconds(config, plan, machine)
@@ -213,7 +213,7 @@ def _copy_seconds(config: Config, plan: RunPlan, machine: Machine) -> float:
     """Of a block's input to the host's memory, or back, where it waits there for the backward pass."""
     if not config.train.offload_activations or machine.host_link is None:
         return 0.0
-    return _stream_bytes(config, plan) / (machine.host_link * machine.constants.links)
+    return stream_bytes(config, plan) / (machine.host_link * machine.constants.links)
 
 
 def _host(config: Config, machine: Machine, device: Parts, passes: int = 1) -> float:
@@ -292,7 +292,7 @@ def _sums(config: Config, plan: RunPlan, machine: Machine, sent: float, count: i
 def step_timeline(config: Config, plan: RunPlan, machine: Machine) -> Timeline:
     """When each stage does what in a step, in seconds; without what stands between steps."""
     costs = _costs(_chunks(config, plan, machine, OURS))
-    message = _stream_bytes(config, plan) / rate_over(plan, machine, "pp")
+    message = _message_bytes(config, plan, OURS) / rate_over(plan, machine, "pp")
     return simulate(pipeline_schedule(config, plan, plan.grad_accum_steps), costs, link=message)
 
 
@@ -330,7 +330,7 @@ def _gather_seconds(config: Config, plan: RunPlan, machine: Machine) -> float:
     """Of a stream that has come in parts, one to each rank of tp."""
     if plan.tp == 1 or config.parallel.sequence_parallel:
         return 0.0
-    others = (plan.tp - 1) * _stream_bytes(config, plan)
+    others = (plan.tp - 1) / plan.tp * stream_bytes(config, plan)
     return others / rate_over(plan, machine, "tp") + machine.constants.overhead
 
 
@@ -339,9 +339,11 @@ def _tokens(config: Config, plan: RunPlan) -> int:
     return stream_tokens(config) // plan.cp
 
 
-def _stream_bytes(config: Config, plan: RunPlan) -> float:
-    """Of what one stage hands to the next; ranks of tp send a part each."""
-    return ELEMENT_BYTES[config.precision.dtype] * _tokens(config, plan) * plan.model.hidden_size / plan.tp
+def _message_bytes(config: Config, plan: RunPlan, practice: Practice) -> float:
+    """Of what a rank of one stage hands to the next: the stream as it holds it. Where stages stand still for messages,
+    ranks of tp that hold the whole stream send a part each."""
+    is_cut = practice.waits_for_stages and not config.parallel.sequence_parallel
+    return stream_bytes(config, plan) / (plan.tp if is_cut else 1)
 
 
 def _sum(parts: Iterable[Parts]) -> Parts:

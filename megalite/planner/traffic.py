@@ -24,6 +24,7 @@ from megalite.config.plan import RunPlan
 from megalite.config.recompute import recompute_by_block
 from megalite.config.schema import Config
 from megalite.config.stream import own_tokens, stream_tokens
+from megalite.planner.block_memory import stream_bytes
 from megalite.planner.replica_traffic import bytes_by_stage
 
 
@@ -143,8 +144,7 @@ def _ep_bytes(config: Config, plan: RunPlan, stage: int) -> float:
 
 def _pp_bytes(config: Config, plan: RunPlan, stage: int) -> float:
     """Of one token: of each border the stage has the stream to send, or its gradient."""
-    width = plan.model.hidden_size / (plan.tp if config.parallel.sequence_parallel else 1)
-    return ELEMENT_BYTES[config.precision.dtype] * width * plan.cuts_of(stage)
+    return plan.cuts_of(stage) * stream_bytes(config, plan) / (stream_tokens(config) // plan.cp)
 
 
 MEASURES = (_tp_bytes, _cp_bytes, _pp_bytes, _ep_bytes)

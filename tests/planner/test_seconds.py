@@ -18,6 +18,7 @@ from megalite.planner.practice import OURS, Practice
 from megalite.planner.replica_seconds import COPY_RATE
 from megalite.planner.replica_traffic import bytes_by_stage
 from megalite.planner.seconds import ATTENTION_BACKWARD, ATTENTION_RATE, StepTime, step_time, step_timeline
+from megalite.planner.traffic import traffic_by_stage
 
 H100 = load_machine("h100-sxm")
 MODEL = {"hidden_size": 4096, "num_layers": 32, "num_heads": 32, "ffn_hidden_size": 11008, "vocab_size": 32000}
@@ -140,8 +141,45 @@ def test_stages_that_stand_still(tp: int, divides: bool):
     gather = 0.0 if tp == 1 or divides else 3 / 4 * stream / link + overhead
     stops = 2 * (32 + 3) * (stream / tp / rate + gather)
     assert found.parts["pp"] == pytest.approx(stops, rel=1e-3)
-    ours = time_of(4 * tp, machine, parallel=parallel, model=model, batch=batch)
+    as_long = machine if divides else machine.model_copy(update={"network": rate * tp})  # ranks send the whole stream
+    ours = time_of(4 * tp, as_long, parallel=parallel, model=model, batch=batch)
     assert ours.parts["pp"] < found.parts["pp"]
+
+
+@pytest.mark.parametrize("schedule", [{}, {"schedule": "interleaved", "chunks": 2}])
+def test_ranks_of_tp_send_the_stream_that_they_hold(schedule: dict[str, Any]):
+    """The whole of it each, unless sequence parallelism has cut it: over a quarter of the network's rate the cut one
+    takes what the whole one does, in the plan and in the timeline; with the bytes that `traffic` counts."""
+    sections = {"model": {"vocab_size": 8}, "batch": {"global_batch_size": 16}}
+    unit = H100.constants.model_copy(update={"links": 1.0, "overhead": 0.0})
+
+    def planned(divides: bool, network: float) -> tuple[float, float, int]:
+        parallel = {"tp": 4, "pp": 4, "zero_stage": 0, "sequence_parallel": divides, **schedule}
+        config = config_of(parallel=parallel, **sections)
+        plan = make_plan(config, 16)
+        machine = changed(ranks_per_node=4, network=network, link=1e18, constants=unit)
+        alone = machine.model_copy(update={"network": 1e18})  # whose passes are those of the same layout
+        seconds = step_time(config, plan, machine).parts["pp"], step_timeline(config, plan, machine).end
+        return seconds[0], seconds[1] - step_timeline(config, plan, alone).end, traffic_by_stage(config, plan)[1].pp
+
+    slow = 1e8  # so that messages hold passes up
+    whole, cut = planned(divides=False, network=slow), planned(divides=True, network=slow / 4)
+    assert whole[2] == 4 * cut[2]
+    assert whole[:2] == pytest.approx(cut[:2], rel=0.02)  # norms are passes over a part of the tokens
+    assert whole[0] > 2 * planned(divides=True, network=slow)[0]
+
+
+def test_what_waits_in_the_hosts_memory_is_what_a_rank_holds():
+    """Inputs of blocks, whole for each rank of tp without sequence parallelism."""
+    train = {"recompute": "full", "offload_activations": True}
+
+    def of_copies(divides: bool) -> float:
+        """What half the rate of a link adds, so slow a one that work hides nothing of it."""
+        layout = {"parallel": {"tp": 8, "sequence_parallel": divides}, "train": train}
+        slow, slower = (time_of(8, changed(host_link=rate), **layout).parts["offload"] for rate in (2e7, 1e7))
+        return slower - slow
+
+    assert of_copies(False) == pytest.approx(8 * of_copies(True))
 
 
 @pytest.mark.parametrize("network", [5e9, 400e9])
