@@ -196,16 +196,16 @@ def _block(
         "passes": PASSES_BACKWARD / PASSES_FORWARD * passes + WRITTEN_BACKWARD / WRITTEN_FORWARD * scores + casts,
         **sent,
     }
-    backward["offload"] = max(0.0, copy - sum(backward.values()))
     backward["host"] = _host(config, machine, backward, passes=2)
-    if recompute == "full":
-        backward = _sum((backward, forward))
+    if recompute == "full":  # what is made again is not copied out again
+        backward = _sum((backward, {**forward, "offload": 0.0}))
     elif recompute == "selective" and is_compiled(config, plan):
         pass  # what is made again is fused into what needs it
     elif recompute == "selective" and practice.redoes_attention:
         backward = _sum((backward, {"attention": attention, "passes": scores}))
     elif recompute == "selective":
         backward = _sum((backward, {"passes": passes}))
+    backward["offload"] = max(0.0, copy - sum(backward.values()))
     return _Chunk(forward, backward, trained * linear)
 
 

@@ -182,6 +182,27 @@ def test_what_waits_in_the_hosts_memory_is_what_a_rank_holds():
     assert of_copies(False) == pytest.approx(8 * of_copies(True))
 
 
+def test_copies_are_made_once_each_way():
+    """An input's way out is behind the forward pass; its way back is behind that pass made again and the backward one,
+    before which it begins."""
+    unit, again = H100.constants.model_copy(update={"links": 1.0, "overhead": 0.0}), {"recompute": "full"}
+    stream, count, parts = 2 * 4096 * 4096, 64 * 32, ("products", "attention", "passes")
+    once, twice = (time_of(train=each, model={"vocab_size": 2}).parts for each in ({}, again))
+    backward, forward = (sum(work[name] for name in parts) / count for work in (once, twice))
+    forward -= backward  # the rest of one pass of each, which are in both
+    backward -= forward
+
+    def waited(copy: float) -> float:
+        machine = changed(host_link=stream / copy, constants=unit)
+        train = {**again, "offload_activations": True}
+        return time_of(machine=machine, train=train, model={"vocab_size": 2}).parts["offload"] / count
+
+    out = 1.5 * forward
+    assert waited(out) == pytest.approx(out - forward, rel=1e-3)
+    both = 2 * (forward + backward)
+    assert waited(both) == pytest.approx(2 * both - 2 * forward - backward, rel=1e-3)
+
+
 @pytest.mark.parametrize("network", [5e9, 400e9])
 @pytest.mark.parametrize(
     "parallel",
