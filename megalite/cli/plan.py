@@ -12,6 +12,7 @@ from typer.core import TyperGroup
 from megalite.cli.config import ASSUMED_VOCAB_SIZE, ConfigFile, Overrides, known_vocabulary
 from megalite.cli.data.options import report_console
 from megalite.cli.paths import named_drawing, named_file, not_an_input
+from megalite.cli.plan_tables import layouts_table, parts_table, scaling_table
 from megalite.errors import UserError
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from megalite.planner.machines import Machine
     from megalite.planner.scaling import Point
 
-GIB = 2**30
 LAYOUTS = "layouts"
 SHOWN_LAYOUTS = 10
 
@@ -114,6 +114,7 @@ def layouts(
     from megalite.data.run_config import load_run
     from megalite.planner.estimate import estimate
     from megalite.planner.goodput import under_failures
+    from megalite.planner.left_out import left_out_of_run, left_out_of_steps
     from megalite.planner.machines import load_machine
     from megalite.planner.memory import on_device
     from megalite.planner.nearest import what_helps
@@ -134,7 +135,8 @@ def layouts(
     chosen = load_run(config, [*(overrides or ()), *found[0].overrides]) if found[0].overrides else loaded
     if trace is not None:
         _write_trace(trace, chosen, make_plan(chosen, ranks, vocab_size), known)
-    run, notes = whole_run(chosen, ranks, known, vocab_size=vocab_size, price=price), [*assumed, *_notes(loaded, known)]
+    run = whole_run(chosen, ranks, known, vocab_size=vocab_size, price=price)
+    notes = [*assumed, *left_out_of_run(loaded), *left_out_of_steps(loaded, known)]
     if not found[0].fits:
         notes.insert(0, what_helps(loaded, ranks, known, vocab_size))
     risks = None if given is None else under_failures(run, ranks, known, given)
@@ -143,7 +145,7 @@ def layouts(
         typer.echo(json.dumps({"layouts": [each.to_dict() for each in found], **others}))
         return
     title = f"{config} on {ranks:,} x {machine}: {counted(looked_at, 'layout', 'layouts')} looked at"
-    tables = [_table(title, found, ranks), *([_parts_table(found)] if explain else [])]
+    tables = [layouts_table(title, found, ranks), *([parts_table(found)] if explain else [])]
     _print(tables, [str(run), *notes, *([] if risks is None else [str(risks)])], found[0])
 
 
@@ -174,28 +176,6 @@ def _failures(often: float | None, save: float | None, restart: float | None) ->
     return often, SAVE_SECONDS if save is None else save, RESTART_SECONDS if restart is None else restart
 
 
-def _notes(config: Config, machine: Machine) -> list[str]:
-    """What the figures leave out."""
-    notes = []
-    others = {"train.eval_every": config.train.eval_every, "checkpoint.every": config.checkpoint.every}
-    if given := [name for name, every in others.items() if every is not None]:
-        notes.append(f"hours are those of training steps: what {' and '.join(given)} add is not counted")
-    if config.batch.stages:
-        notes.append(
-            f"a step's seconds are those of sequences of {config.batch.seq_len:,} tokens, as before the first of "
-            "batch.stages; memory is that of the longest, and the run has all of them"
-        )
-    if config.precision.is_emulated:
-        notes.append("seconds are those of products in fp32: what emulation takes to round is not counted, and is more")
-    if config.precision.qat is not None:
-        notes.append("what rounding weights to few bits takes is not counted")
-    if config.train.offload_activations and machine.host_link is None and machine.device_type != "cpu":
-        notes.append("what offload_activations takes to the host and back is not counted: the machine has no host_link")
-    if config.optimizer.offload:
-        notes.append("what an offloaded optimizer takes, on the host and to the device and back, is not counted")
-    return notes
-
-
 def _write_trace(path: Path, config: Config, plan: RunPlan, machine: Machine) -> None:
     from megalite.page.write import write_page
     from megalite.planner.seconds import step_timeline
@@ -211,34 +191,6 @@ def _print(tables: list[Table], notes: list[str], first: Estimate) -> None:
         console.print(note, style="dim", soft_wrap=True)
     if first.overrides:
         console.print("the first: " + " ".join(first.overrides), soft_wrap=True)
-
-
-def _table(title: str, found: list[Estimate], ranks: int) -> Table:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
-    for name in ("", "seconds", "tokens/s a rank", "MFU", "GiB a rank", "most goes into", "overrides"):
-        table.add_column(name, justify="left" if name in ("most goes into", "overrides") else "right")
-    for number, each in enumerate(found, start=1):
-        beside = f" + {max(each.host) / GIB:.1f} of the host's" if any(each.host) else ""
-        memory = f"{max(each.memory) / GIB:.1f}{beside}" + ("" if each.fits else " (does not fit)")
-        numbers = f"{each.seconds:.3g}", f"{each.tokens_per_second / ranks:,.0f}", f"{100 * each.mfu:.1f} %", memory
-        table.add_row(str(number), *numbers, each.bound_by, " ".join(each.overrides) or "as it is")
-    return table
-
-
-def _parts_table(found: list[Estimate]) -> Table:
-    from rich import box
-    from rich.table import Table
-
-    names = sorted({name for each in found for name in each.parts}, key=lambda name: -found[0].parts.get(name, 0.0))
-    table = Table(title="seconds of a step", title_justify="left", box=box.SIMPLE_HEAD)
-    for name in ("", *names):
-        table.add_column(name, justify="right")
-    for number, each in enumerate(found, start=1):
-        table.add_row(str(number), *(f"{each.parts.get(name, 0.0):.3g}" for name in names))
-    return table
 
 
 @app.command()
@@ -257,14 +209,17 @@ def scaling(
     """Show the best layout from one node to so many ranks, with the batch as it is (strong scaling) and with one that
     grows with the ranks (weak)."""
     from megalite.data.run_config import load_run
+    from megalite.planner.left_out import left_out_of_steps
     from megalite.planner.machines import load_machine
-    from megalite.planner.scaling import KINDS, rank_counts
+    from megalite.planner.scaling import KINDS, rank_counts, without_layout
     from megalite.planner.scaling import scaling as scale
 
     not_an_input(plot, config, Path(machine))
     loaded, known = load_run(config, overrides or ()), load_machine(machine)
     vocab_size, notes = known_vocabulary(loaded, vocab_size)
-    points = scale(loaded, known, rank_counts(known, to), vocab_size=vocab_size)
+    counts = rank_counts(known, to)
+    points = scale(loaded, known, counts, vocab_size=vocab_size)
+    notes += [*without_layout(points, counts), *left_out_of_steps(loaded, known)]
     if plot is not None:
         _draw_scaling(plot, points, f"{config} on {machine}")
     if as_json:
@@ -272,25 +227,9 @@ def scaling(
         return
     for kind in KINDS:
         title = f"{kind} scaling: {'one global batch' if kind == 'strong' else 'a batch that grows with the ranks'}"
-        report_console().print(_scaling_table(title, [point for point in points if point.kind == kind]))
+        report_console().print(scaling_table(title, [point for point in points if point.kind == kind]))
     for note in notes:
         report_console().print(note, style="dim", soft_wrap=True)
-
-
-def _scaling_table(title: str, points: list[Point]) -> Table:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
-    for name in ("ranks", "batch", "seconds", "tokens/s", "MFU", "kept", "GiB a rank", "most goes into", "overrides"):
-        table.add_column(name, justify="left" if name in ("most goes into", "overrides") else "right")
-    for point in points:
-        best = point.best
-        numbers = f"{best.seconds:.3g}", f"{best.tokens_per_second:,.0f}", f"{100 * best.mfu:.1f} %"
-        kept, memory = f"{100 * point.efficiency:.0f} %", f"{max(best.memory) / GIB:.1f}"
-        words = best.bound_by, " ".join(best.overrides) or "as it is"
-        table.add_row(f"{point.ranks:,}", f"{point.global_batch_size:,}", *numbers, kept, memory, *words)
-    return table
 
 
 def _draw_scaling(path: Path, points: list[Point], title: str) -> None:

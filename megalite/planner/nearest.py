@@ -48,13 +48,31 @@ def best_or_refusal(
     """
     if found.best:
         return list(found.best)
+    raise refusal(found, config, world_size, machine, vocab_size)
+
+
+def refusal(
+    found: Search,
+    config: Config,
+    world_size: int,
+    machine: Machine,
+    vocab_size: int | None,
+    *,
+    option: str = "--world-size",
+) -> UserError:
+    """What is said where a search has found nothing that fits, or nothing at all.
+
+    Args:
+        option: of the verb, that says how many ranks there are.
+    """
     if found.complaint:
-        raise UserError(f"no layout of engine native or fsdp2 is legal on so many ranks: {found.complaint}")
+        return UserError(f"no layout of engine native or fsdp2 is legal on so many ranks: {found.complaint}")
     if found.smallest is None:
-        raise UserError(
+        return UserError(
             "no layout is legal on so many ranks, of those that are looked at: dp divides batch.global_batch_size, a "
             f"pipeline has a micro-batch for each stage, and cp leaves a rank {LEAST_TOKENS_OF_CP:,} tokens (a quarter "
-            "where sequences are few); change --world-size, or the batch, or judge a layout of your own with --as-is"
+            f"where sequences are few); change {option}, or the batch, or judge a layout of your own with megalite "
+            "plan CONFIG --as-is"
         )
 
     def has_layout(config: Config, ranks: int = world_size) -> bool:
@@ -65,7 +83,7 @@ def best_or_refusal(
     while ranks <= MOST_RANKS and not has_layout(config, ranks):
         ranks *= 2
     if ranks <= MOST_RANKS:
-        helps.insert(0, f"--world-size {ranks}")
+        helps.insert(0, f"{option} {ranks}")
     tried = [f"up to {MOST_RANKS:,} ranks", *map(str, changes)]
     otherwise = (
         f"nor does it with {or_(tried)}: use a machine with more memory, a larger batch, which more ranks can "
@@ -74,7 +92,7 @@ def best_or_refusal(
     taken, usable = f"{max(found.smallest.memory) / 2**30:.1f} GiB of a rank", float(max(0, found.usable))
     if max(found.smallest.memory) <= usable:
         taken, usable = f"{max(found.smallest.host) / 2**30:.1f} GiB a rank of its node's", usable_host_memory(machine)
-    raise UserError(
+    return UserError(
         f"no layout fits: the smallest takes {taken} ({' '.join(found.smallest.overrides)}), and "
         f"{usable / 2**30:.1f} can be used; " + (f"it fits with {or_(helps)}" if helps else otherwise)
     )

@@ -10,15 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import partial
 from typing import Any
 
-from megalite.config.schema import Config
-from megalite.errors import UserError
+from megalite.config.batch_sizes import steps_for_tokens
+from megalite.config.schema import BatchConfig, Config
 from megalite.planner.estimate import Estimate
 from megalite.planner.machines import Machine
-from megalite.planner.nearest import best_or_refusal
+from megalite.planner.nearest import refusal
 from megalite.planner.search import MicroBatches, Search, search
+from megalite.section import Section
 
 KINDS = ("strong", "weak")
 LONG_RUN_STEPS = 100_000
@@ -66,9 +68,9 @@ def scaling(config: Config, machine: Machine, counts: Sequence[int], *, vocab_si
     find = partial(search, machine=machine, top=1, vocab_size=vocab_size, known=known)
     first = next(_curve("strong", config, counts, find), None)
     if first is None:
-        found = find(config, counts[-1])
-        best_or_refusal(found, config, counts[-1], machine, vocab_size)
-        raise UserError(f"no layout of this model is legal on any of {', '.join(map(str, counts))} ranks")
+        tried = [(ranks, find(config, ranks)) for ranks in reversed(counts)]
+        ranks, found = next((each for each in tried if each[1].smallest is not None), tried[0])
+        raise refusal(found, config, ranks, machine, vocab_size, option="--to")
     more = [ranks for ranks in counts if ranks > first.ranks]
     strong, weak = (_curve(kind, config, more, find, first) for kind in KINDS)
     return [first, *strong, replace(first, kind="weak"), *weak]
@@ -79,11 +81,46 @@ def _as_long_as_any(config: Config) -> Config:
     of_schedules = [config.schedule, *config.schedule.phases]
     of_schedules += [group.schedule for group in config.optimizer.groups if group.schedule is not None]
     named = [config.train.steps, *(stage.from_step for stage in config.batch.stages)]
+    tokens = [stage.from_tokens for stage in config.batch.stages if stage.from_tokens is not None]
+    named += [steps_for_tokens(config.batch, each) for each in tokens]
     for each in of_schedules:
         named += [each.warmup_steps, each.decay_steps, each.period_steps, getattr(each, "until_step", None)]
         named += each.milestones
     steps = max(LONG_RUN_STEPS, *(2 * step for step in named if step is not None))
     return config.model_copy(update={"train": config.train.model_copy(update={"tokens": None, "steps": steps})})
+
+
+def without_layout(points: Sequence[Point], counts: Sequence[int]) -> list[str]:
+    """The numbers of ranks that a curve has no point for, in a sentence each."""
+    found = []
+    for kind in KINDS:
+        missing = sorted(set(counts) - {point.ranks for point in points if point.kind == kind})
+        if missing:
+            ranks = ", ".join(f"{each:,}" for each in missing)
+            found.append(f"{kind} scaling has no point on {ranks} ranks: no layout fits, or divides the batch, there")
+    return found
+
+
+def _grown(batch: BatchConfig, times: Fraction) -> BatchConfig:
+    """With so many times the sequences in every step, those of stages and of a ramp too; what begins after some tokens
+    begins at the same step."""
+
+    def grow(section: Section, *names: str) -> dict[str, int]:
+        sizes = {name: getattr(section, name) for name in names}
+        return {name: int(size * times) for name, size in sizes.items() if size is not None}
+
+    def grown_stages() -> Iterator[Section]:
+        for stage in batch.stages:
+            yield stage.model_copy(update=grow(stage, "global_batch_size", "from_tokens"))
+
+    changed: dict[str, Any] = {**grow(batch, "global_batch_size"), "stages": tuple(grown_stages())}
+    if batch.ramp is not None:
+        sizes = grow(batch.ramp, "start_size", "increment", "samples", "tokens")
+        changed["ramp"] = batch.ramp.model_copy(update=sizes)
+    if batch.noise_scale is not None:
+        sizes = grow(batch.noise_scale, "max_batch_size")
+        changed["noise_scale"] = batch.noise_scale.model_copy(update=sizes)
+    return batch.model_copy(update=changed)
 
 
 def _curve(
@@ -95,12 +132,11 @@ def _curve(
 ) -> Iterator[Point]:
     """The points on so many ranks, given the curve's first one; without it the first is the yardstick."""
     for ranks in counts:
-        batch = config.batch.global_batch_size
+        batch = config.batch
         if kind == "weak" and first is not None:
-            batch = batch * ranks // first.ranks
-        sized = config.model_copy(update={"batch": config.batch.model_copy(update={"global_batch_size": batch})})
-        best = find(sized, ranks).best
+            batch = _grown(batch, Fraction(ranks, first.ranks))
+        best = find(config.model_copy(update={"batch": batch}), ranks).best
         if best:
             rate = best[0].tokens_per_second / ranks
             yardstick = rate if first is None else first.best.tokens_per_second / first.ranks
-            yield Point(kind, ranks, batch, best[0], rate / yardstick)
+            yield Point(kind, ranks, batch.global_batch_size, best[0], rate / yardstick)

@@ -74,6 +74,7 @@ def test_tables(capsys: pytest.CaptureFixture):
     [
         ((CONFIG, "--machine", "h300", "--world-size", "8"), "no machine of this name; use a100-40g"),
         ((CONFIG, "--machine", "a100-40g", "--world-size", "1"), "no layout fits: the smallest takes"),
+        (("scaling", CONFIG, "--machine", "a100-40g", "--to", "1"), "it fits with --to "),
         ((CONFIG, "--world-size", "8", "--save-seconds", "3"), "--save-seconds and --restart-seconds have no effect"),
         ((CONFIG, "--world-size", "8", "--as-is", "--top", "3"), "--top has no effect with --as-is"),
         ((CONFIG, "--world-size", "131"), "no layout is legal on so many ranks, of those that are looked at"),
@@ -151,6 +152,12 @@ def test_scaling(capsys: pytest.CaptureFixture, tmp_path: Path):
         (kind, ranks) for kind in ("strong", "weak") for ranks in (8, 32)
     ]
     assert all(each["fits"] and each["seconds_per_step"] > 0 for each in points)
+    stages = "batch.stages=[{from_step: 3, seq_len: 4096, train: [{path: data/long, name: long}]}]"
+    notes = (stages, "data.train=[{path: data/short}]", "model.max_positions=4096", "precision.fp4={format: nvfp4}")
+    said = json.loads(run(capsys, *given, *notes, "optimizer.offload=true", "--json"))["notes"]
+    for wanted in ("32000 assumed", "before the first of batch.stages", "emulation", "offloaded optimizer"):
+        assert sum(wanted in note for note in said) == 1, (wanted, said)
+    assert not any("hours" in note for note in said)
     with pytest.raises(SystemExit) as ended:
         main(["plan", *given, "--plot", str(tmp_path / "curves.gif")])
     assert ended.value.code == EXIT_BAD_INPUT

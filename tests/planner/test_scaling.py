@@ -9,7 +9,7 @@ import pytest
 from megalite.config.schema import Config
 from megalite.errors import UserError
 from megalite.planner.machines import load_machine
-from megalite.planner.scaling import rank_counts, scaling
+from megalite.planner.scaling import rank_counts, scaling, without_layout
 from megalite.planner.search import search
 
 H100 = load_machine("h100-sxm")
@@ -48,8 +48,22 @@ def test_points_are_the_best_of_the_search():
 def test_it_begins_where_the_model_fits():
     points = scaling(config(LARGE), H100, [8, 32, 128])
     assert {each.ranks for each in points} == {32, 128}
-    with pytest.raises(UserError, match=r"no layout fits"):
-        scaling(config(LARGE), H100, [8])
+    assert without_layout(points, [8, 32, 128]) == [
+        f"{kind} scaling has no point on 8 ranks: no layout fits, or divides the batch, there"
+        for kind in ("strong", "weak")
+    ]
+    assert without_layout(points, [32, 128]) == []
+
+
+def test_a_refusal_speaks_of_options_that_the_verb_has():
+    """Of the most ranks on which there is a layout at all; and what it says helps."""
+    for counts in ([8], [8, 131]):
+        with pytest.raises(UserError, match=r"no layout fits: .* it fits with --to \d+ or optimizer") as told:
+            scaling(config(LARGE), H100, counts)
+        ranks = int(str(told.value).split("--to ")[1].split(" ")[0])
+        assert scaling(config(LARGE), H100, [*counts, ranks])
+    with pytest.raises(UserError, match=r"change --to, or the batch, or .* with megalite plan CONFIG --as-is"):
+        scaling(config(LARGE, batch={"global_batch_size": 8}), H100, [77])
 
 
 def test_a_batch_that_soon_ends_the_run_is_no_obstacle():
@@ -80,3 +94,20 @@ def test_up_to_16384_ranks_is_quick():
 )
 def test_what_begins_late_in_a_run_is_no_obstacle(sections: dict):
     assert len(scaling(config({**SMALL, "max_positions": 4096}, **sections), H100, [8, 32])) == 4
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        {"stages": [{"from_step": 100, "seq_len": 4096, "global_batch_size": 8}, {"from_step": 200, "seq_len": 8192}]},
+        {"stages": [{"from_tokens": 2048 * 60, "seq_len": 4096}, {"from_tokens": 2048 * 120, "seq_len": 8192}]},
+        {"ramp": {"start_size": 4, "samples": 2048}},
+        {"noise_scale": {"max_batch_size": 32}},
+    ],
+    ids=["sizes of stages", "tokens of stages", "ramp", "noise scale"],
+)
+def test_all_sizes_of_a_batch_grow(batch: dict):
+    """A batch that is just enough for eight ranks is so in every step on the 512."""
+    base = config({**SMALL, "num_layers": 2, "max_positions": 8192}, batch={"global_batch_size": 8, **batch})
+    weak = [each for each in scaling(base, H100, [8, 512]) if each.kind == "weak"]
+    assert [(each.ranks, each.global_batch_size) for each in weak] == [(8, 8), (512, 512)]
