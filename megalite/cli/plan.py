@@ -71,10 +71,10 @@ RestartSeconds = Annotated[
 
 
 class ConfigOrVerb(TyperGroup):
-    """`megalite plan FILE ...` stands for `megalite plan layouts FILE ...`."""
+    """`megalite plan FILE ...` stands for `megalite plan layouts FILE ...`, with options before FILE or behind it."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if args and args[0] not in self.commands and not args[0].startswith("-"):
+        if args and args[0] not in self.commands and args[0] not in ctx.help_option_names:
             args = [LAYOUTS, *args]
         return super().parse_args(ctx, args)
 

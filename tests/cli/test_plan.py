@@ -40,6 +40,16 @@ def test_layouts_and_ones_own(capsys: pytest.CaptureFixture):
     assert {**first, "overrides": []} == {**same, "seconds_per_step": pytest.approx(same["seconds_per_step"])}
 
 
+def test_options_before_the_config(capsys: pytest.CaptureFixture):
+    """Say what they say behind it; help is that of all verbs."""
+    options = ("--machine", "h200", "--json", "--as-is", "--world-size", "32")
+    assert run(capsys, *options, CONFIG, "batch.micro_batch_size=2") == run(
+        capsys, CONFIG, "batch.micro_batch_size=2", *options
+    )
+    assert "backtest" in run(capsys, "--help")
+    assert "backtest" not in run(capsys, "--as-is", "--help")
+
+
 def test_tables(capsys: pytest.CaptureFixture):
     """What a person sees: a row each, what seconds go into, what the run costs, and the line to paste."""
     said = run(capsys, CONFIG, "--machine", "h200", "--world-size", "64", "--top", "2", "--explain", "--price", "2.5")
@@ -85,6 +95,7 @@ def test_tables(capsys: pytest.CaptureFixture):
             "schedule.warmup_steps: 10000000 is more than",
         ),
         (("nowhere.yaml", "--world-size", "8"), "nowhere.yaml"),
+        (("--machien", "h200", CONFIG), "No such option"),
         ((CONFIG, "--machine", "a100-80g", "--world-size", "8", "precision.fp8={backend: te}"), "fp8"),
     ],
 )
