@@ -1,6 +1,6 @@
 """A checkpoint as a Hugging Face folder, with proof.
 
-    checkpoint --weights, shard by shard--> OUT.partial --verify--> README.md --rename--> OUT
+    checkpoint --weights, shard by shard--> .converting-OUT-… --verify--> README.md --rename--> OUT
 
 OUT either is a folder that transformers reads as the same model, or does not exist.
 """

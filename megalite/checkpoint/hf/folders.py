@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import errno
+import fcntl
+import os
+import re
+import secrets
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from megalite.checkpoint import catalog
@@ -15,6 +19,9 @@ from megalite.page.numbers import size
 
 OURS = ("config.json", "step-0000000", "adapter_config.json")
 """What a folder made by a conversion has; nothing else is ever replaced."""
+
+CONVERTING = ".converting-"
+"""Begins the names of folders in which conversions work."""
 
 
 def find_checkpoint(folder: Path) -> Path:
@@ -50,7 +57,12 @@ def require_room(out: Path, num_bytes: int) -> None:
 
 @contextmanager
 def building(out: Path, *, overwrite: bool) -> Iterator[Path]:
-    """A folder beside `out` to build in; it becomes `out` at the end, or goes away when something fails.
+    """A folder to build in, of `out`'s name; it becomes `out` at the end, or goes away when something fails.
+
+        .converting-OUT-.../OUT           beside `out`, made by this call alone, locked while it lives
+        .converting-OUT-.../former-OUT    what is replaced, between two renames
+
+    What a killed conversion left is removed by the next one to `out`, and what it was about to replace is put back.
 
     Args:
         out: where the result will be.
@@ -59,24 +71,70 @@ def building(out: Path, *, overwrite: bool) -> Iterator[Path]:
     Raises:
         ConversionError: `out` is taken or cannot be written, or the disk became full.
     """
-    _refuse_taken(out, overwrite)
-    partial, old = out.with_name(f"{out.name}.partial"), out.with_name(f"{out.name}.old")
-    shutil.rmtree(partial, ignore_errors=True)
     try:
-        partial.mkdir(parents=True)
-        yield partial
-        if out.exists():
-            shutil.rmtree(old, ignore_errors=True)
-            out.rename(old)
-        partial.rename(out)
-    except BaseException as error:
-        shutil.rmtree(partial, ignore_errors=True)
-        if not isinstance(error, OSError):
-            raise
+        _sweep(out)
+        _refuse_taken(out, overwrite)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with _working(out) as work:
+            made = work / out.name
+            made.mkdir()
+            yield made
+            _refuse_taken(out, overwrite)  # another conversion may have been sooner
+            if out.exists():
+                out.rename(_former(work, out))
+            made.rename(out)
+    except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         why = "the disk is full; make room, or choose another disk" if full else f"not written ({error})"
         raise ConversionError(f"{out}: {why}") from error
-    shutil.rmtree(old, ignore_errors=True)
+
+
+@contextmanager
+def _working(out: Path) -> Iterator[Path]:
+    """A locked folder beside `out` that nobody else has or can guess; it is cleared away in the end."""
+    while True:
+        work = out.with_name(f"{CONVERTING}{out.name}-{secrets.token_hex(8)}")
+        work.mkdir()
+        descriptor = os.open(work, os.O_RDONLY)
+        try:
+            with suppress(OSError):  # a disk without locks, where nobody else gets one either
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            if not work.is_dir():  # somebody found it before it was locked, and took its owner for dead
+                continue
+            try:
+                yield work
+            finally:
+                with suppress(OSError):
+                    _clear(work, out)
+            return
+        finally:
+            os.close(descriptor)
+
+
+def _sweep(out: Path) -> None:
+    """Clear away what dead conversions to `out` left; a living one holds a lock."""
+    pattern = re.compile(f"{re.escape(CONVERTING + out.name)}-[0-9a-f]{{16}}")
+    beside = list(out.parent.iterdir()) if out.parent.is_dir() else []
+    for work in (each for each in beside if pattern.fullmatch(each.name)):
+        with suppress(OSError):  # it lives, has just gone, or cannot be cleared away by this user
+            descriptor = os.open(work, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _clear(work, out)
+            finally:
+                os.close(descriptor)
+
+
+def _clear(work: Path, out: Path) -> None:
+    """Remove a conversion's folder, unless what it was about to replace is in it and cannot be put back."""
+    former = _former(work, out)
+    if os.path.lexists(former) and not os.path.lexists(out):
+        former.rename(out)
+    shutil.rmtree(work, ignore_errors=True)
+
+
+def _former(work: Path, out: Path) -> Path:
+    return work / f"former-{out.name}"
 
 
 def _refuse_taken(out: Path, overwrite: bool) -> None:

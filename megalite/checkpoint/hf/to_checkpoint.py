@@ -1,6 +1,6 @@
 """A Hugging Face folder as a checkpoint to continue from.
 
-    HF folder --weights, file by file--> OUT.partial/step-0000000 --verify--> rename to OUT
+    HF folder --weights, file by file--> .converting-OUT-…/OUT/step-0000000 --verify--> rename to OUT
 
     OUT/step-0000000/    weights in fp32, no optimizer state: a run that starts from it begins with fresh moments
     OUT/tokenizer/       the folder's tokenizer
