@@ -101,6 +101,12 @@ def _is_section(field: FieldInfo | None) -> bool:
     return field is not None and isinstance(field.annotation, type) and issubclass(field.annotation, Section)
 
 
+def in_folder(config: Config, folder: Path) -> Config:
+    """The config of a run in another folder. An override would not do: a path may hold what YAML takes for a comment
+    or a group."""
+    return config.model_copy(update={"run": config.run.model_copy(update={"dir": folder})})
+
+
 def dump_config(config: Config) -> str:
     """The config as YAML with every default and preset filled in; `load_config` reads an equal one from it."""
     return dump_yaml(config.model_dump(mode="json"))

@@ -6,7 +6,7 @@ import os
 import time
 from dataclasses import dataclass
 
-from megalite.config.load import dump_config
+from megalite.config.load import dump_config, in_folder
 from megalite.config.schema import Config
 from megalite.errors import ConfigError, UserError
 from megalite.slurm.cluster import ClusterConfig, dump_cluster, seconds_of
@@ -69,7 +69,7 @@ def launch(config: Config, cluster: ClusterConfig, num_nodes: int | None = None)
     controller, folder = Controller(), planned.folder
     _refuse_second(controller, folder)
     check_cluster(cluster, planned.placement.num_nodes + cluster.spares)
-    absolute = config.model_copy(update={"run": config.run.model_copy(update={"dir": folder.run_dir})})
+    absolute = in_folder(config, folder.run_dir)
     preflight(absolute, planned.placement.mesh.world_size, has_device=False)  # which the nodes say (`node_check`)
     folder.finished.unlink(missing_ok=True)  # more steps may have been asked for
     folder.jobs.mkdir(parents=True, exist_ok=True)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from megalite.checkpoint.catalog import latest, step_of
 from megalite.config.length import derive_steps
+from megalite.config.load import in_folder
 from megalite.config.schema import Config
 
 
@@ -15,9 +16,8 @@ def aside(config: Config, folder: Path) -> Config:
     train = config.train
     if newest is not None and not is_finished(config):
         train = train.model_copy(update={"branch_from": newest.absolute(), "init_from": None})
-    run = config.run.model_copy(update={"dir": folder})
     monitor = config.monitor.model_copy(update={"tensorboard": False})
-    return config.model_copy(update={"run": run, "train": train, "monitor": monitor})
+    return in_folder(config.model_copy(update={"train": train, "monitor": monitor}), folder)
 
 
 def is_finished(config: Config) -> bool:

@@ -21,6 +21,7 @@ from megalite.checkpoint.catalog import CHECKPOINTS
 from megalite.checkpoint.format import Progress, folder_name
 from megalite.checkpoint.reader import CheckpointReader
 from megalite.config.length import derive_steps
+from megalite.config.load import in_folder
 from megalite.config.plan import default_world_size
 from megalite.config.schema import Config
 from megalite.data.run_config import load_run
@@ -105,7 +106,7 @@ def verify_resume(
         forced.append("run.deterministic=true")
     forced += [f"checkpoint.every={num_steps}", "monitor.tensorboard=false"]
     forced.append(f"checkpoint.keep_last={num_steps + 1}")  # those of all steps from N on, whatever they are saved for
-    whole, halves = (load_run(path, [*forced, f"run.dir={folder / name}"]) for name in ("whole", "halves"))
+    whole, halves = (in_folder(load_run(path, forced), folder / name) for name in ("whole", "halves"))
     total = derive_steps(whole)
     if 2 * num_steps > total:
         raise UserError(f"the run has {total} steps, fewer than 2 x {num_steps}; use --steps {max(1, total // 2)}")

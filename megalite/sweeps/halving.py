@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from megalite.config.load import in_folder
 from megalite.config.plan import derive_steps, fill_schedule
 from megalite.config.schema import Config, ScheduleConfig
 from megalite.errors import ConfigError
@@ -72,8 +73,9 @@ def at_rung(trial: Trial, steps: int) -> Trial:
     if part is not None:
         return replace(trial, config=part, steps=steps)
     name = f"{trial.name}-at-{steps}"
-    run = trial.config.run.model_copy(update={"dir": trial.folder.with_name(name)})
-    return replace(trial, name=name, config=_cut(trial.config, steps).model_copy(update={"run": run}), steps=steps)
+    return replace(
+        trial, name=name, config=in_folder(_cut(trial.config, steps), trial.folder.with_name(name)), steps=steps
+    )
 
 
 def beginning_of(config: Config, steps: int) -> Config | None:

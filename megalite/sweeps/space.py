@@ -123,7 +123,9 @@ def overrides_of(point: Mapping[str, Any]) -> tuple[str, ...]:
     pairs: list[tuple[str, Any]] = []
     for name, value in point.items():
         pairs += value.items() if is_group(name) else [(name, value)]
-    return tuple(f"{key}={value if isinstance(value, float) else json.dumps(value)}" for key, value in pairs)
+    return tuple(
+        f"{key}={value if isinstance(value, float) else json.dumps(value, ensure_ascii=False)}" for key, value in pairs
+    )
 
 
 def in_words(point: Mapping[str, Any]) -> str:

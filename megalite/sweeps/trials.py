@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from megalite.config.load import in_folder
 from megalite.config.plan import default_world_size
 from megalite.config.schema import Config
 from megalite.config.yaml_source import MAX_COMPLAINTS
@@ -55,7 +56,7 @@ def make_trial(number: int, point: Point, base: Path, overrides: Sequence[str], 
     """
     name = trial_name(number)
     own = overrides_of(point)
-    config = load_run(base, [*overrides, *own, f"run.dir={folder / name}"])
+    config = in_folder(load_run(base, [*overrides, *own]), folder / name)
     return Trial(name, config, in_words(point))
 
 
@@ -121,9 +122,8 @@ def check_trials(trials: Sequence[Trial], folder: Path, complaints: Complaints, 
     stand_in = folder / CHECKS
     try:
         for trial in trials:
-            run = trial.config.run.model_copy(update={"dir": stand_in})
             try:
-                preflight(trial.config.model_copy(update={"run": run}), trial.world_size, has_device=has_device)
+                preflight(in_folder(trial.config, stand_in), trial.world_size, has_device=has_device)
             except UserError as error:
                 complaints.add(error, trial.name, trial.about)
         complaints.refuse()

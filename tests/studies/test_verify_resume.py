@@ -12,7 +12,8 @@ import yaml
 from safetensors.torch import load_file, save_file
 
 from megalite.checkpoint.format import hash_file, read_manifest, write_manifest
-from megalite.errors import UserError
+from megalite.config.schema import Config
+from megalite.errors import EXIT_REQUEUE, UserError
 from megalite.studies.verify_resume import Report, verify_resume
 from tests.kit.runs import megalite, write_run
 from tests.train.forked import launch
@@ -103,6 +104,22 @@ def test_a_run_that_is_too_short(tmp_path):
     """Three steps cannot be cut into two and two."""
     with pytest.raises(UserError, match=r"the run has 6 steps, fewer than 2 x 4; use --steps 3"):
         verify(tmp_path, {"tp": 1, "zero_stage": 1}, steps=4)
+
+
+@pytest.mark.parametrize("name", ["a #1", "a: b"])
+def test_a_folder_with_a_name_that_yaml_reads_otherwise(tmp_path, name):
+    """Both runs are in it: cut at a comment's sign, one went on in the other's."""
+    folders = []
+
+    def note(config: Config, world_size: int, **options) -> int:
+        folders.append(config.run.dir)
+        if len(folders) == 2:
+            raise UserError("enough")
+        return EXIT_REQUEUE
+
+    with pytest.raises(UserError, match="enough"):
+        verify_resume(write_run(tmp_path, parallel={"tp": 1}), (), 2, tmp_path / name, launch=note)
+    assert folders == [tmp_path / name / each for each in ("whole", "halves")]
 
 
 def test_a_run_that_may_stop_early(tmp_path):

@@ -71,10 +71,12 @@ def test_values_go_through_yaml(tmp_path):
         "optimizer.betas": [0.8, 0.99],
         "model.mup": None,
         "shape": {"model.hidden_size": 32, "model.rope": {"theta": 500.0}},
+        "monitor.wandb.project": "a #1: \U0001f642 {é",
     }
     config = load_config(DEBUG, overrides_of(point))
     assert (config.optimizer.lr, config.optimizer.betas, config.model.mup) == (1e-5, (0.8, 0.99), None)
     assert (config.model.hidden_size, config.model.rope.theta) == (32, 500.0)
+    assert config.monitor.wandb.project == point["monitor.wandb.project"]
 
 
 @pytest.mark.parametrize(

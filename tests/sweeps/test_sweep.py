@@ -96,6 +96,19 @@ def test_a_grid(tmp_path):
         assert [each for each, _ in runner.started] == ([] if name == "again" else ["trial-0002"])
 
 
+@pytest.mark.parametrize("name", ["sweep #2", "lr: 3", "{x}", "*a", "0x10", "'", "\U0001f642"])
+def test_a_folder_with_a_name_that_yaml_reads_otherwise(tmp_path, monkeypatch, name):
+    """Each trial has a folder of its own in it: cut at a comment's sign, all of them had one."""
+    monkeypatch.chdir(tmp_path)
+    settings = sweep(tmp_path, dir=Path(name), halving={"min_steps": 30}, overrides=("schedule.name=cosine",))
+    runner = PretendedRunner(by_rate)
+    seen: set[Path] = set()
+    runner.start = lambda trial, start=runner.start: (seen.add(trial.folder), start(trial))[1]
+    run(settings, runner)
+    assert seen == {Path(name, each) for each, _ in runner.started}
+    assert len(seen) == 5
+
+
 def test_what_fails_does_not_end_a_sweep(tmp_path):
     """A loss that blew up and a fault are written down as such; only the fault is tried again, and only when asked."""
 
