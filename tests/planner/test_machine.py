@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
-from megalite.planner.examine import Finding, examine
+from megalite.planner.examine import Finding, _devices, examine
+from tests.kit.paths import ROOT
 from tests.kit.runs import megalite
 
 
@@ -23,6 +25,30 @@ def test_doctor_command():
     done = megalite("doctor")
     assert done.returncode == 0, done.stderr
     assert "ready to train" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        ("fpu avx512f avx512_bf16", "units for bf16: the faster precision.dtype is bf16"),
+        ("fpu amx_bf16", "units for bf16: the faster precision.dtype is bf16"),
+        ("fpu avx2", "no units for bf16: the faster precision.dtype is fp32"),
+    ],
+)
+def test_the_fast_format_of_a_cpu(flags: str, says: str, tmp_path, monkeypatch):
+    """By what its first processor can do."""
+    (tmp_path / "cpuinfo").write_text(f"vendor_id : AuthenticAMD\nflags : {flags}\n")
+    monkeypatch.setattr("megalite.host.PROC", tmp_path)
+    found = next(_devices()).found
+    assert found.split(", ", 1)[1] == says
+
+
+def test_configs_say_no_more_than_that():
+    """Whether fp32 is the fast format is the CPU's affair: a comment leaves it to `doctor`."""
+    texts = [path.read_text("utf-8") for path in (ROOT / "configs").glob("*.yaml")]
+    comments = re.findall(r"dtype: fp32 +# (.*)", "\n".join(texts))
+    assert len(comments) > 2
+    assert all("exact; bf16 is faster on a GPU, and where `megalite doctor` finds units" in each for each in comments)
 
 
 def fake(folder: Path, name: str, script: str) -> None:
