@@ -20,7 +20,8 @@ def layouts_table(title: str, found: Sequence[Estimate], ranks: int) -> Table:
     from rich.table import Table
 
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
-    for name in ("", "seconds", "tokens/s a rank", "MFU", "GiB a rank", "most goes into", "overrides"):
+    of_memory = f"GiB of a rank's {found[0].compared}"
+    for name in ("", "seconds", "tokens/s a rank", "MFU", of_memory, "most goes into", "overrides"):
         table.add_column(name, justify="left" if name in ("most goes into", "overrides") else "right")
     for number, each in enumerate(found, start=1):
         beside = f" + {max(each.host) / GIB:.1f} of the host's" if any(each.host) else ""
@@ -50,7 +51,8 @@ def scaling_table(title: str, points: Sequence[Point]) -> Table:
     from rich.table import Table
 
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
-    for name in ("ranks", "batch", "seconds", "tokens/s", "MFU", "kept", "GiB a rank", "most goes into", "overrides"):
+    of_memory = f"GiB of a rank's {points[0].best.compared}"
+    for name in ("ranks", "batch", "seconds", "tokens/s", "MFU", "kept", of_memory, "most goes into", "overrides"):
         table.add_column(name, justify="left" if name in ("most goes into", "overrides") else "right")
     for point in points:
         best = point.best

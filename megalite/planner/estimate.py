@@ -1,4 +1,11 @@
-"""What a layout takes on a machine: seconds, memory, and what both are made of."""
+"""What a layout takes on a machine: seconds, memory, and what both are made of.
+
+A layout fits where no rank has more than its share of the machine's memory (`memory_gib`):
+
+    on GPUs    tensors at the peak of a step             nine tenths of it, less what libraries take
+    on CPUs    its process: tensors, the heap's holes,   nine tenths of it
+               Python and PyTorch (`process`)
+"""
 
 from __future__ import annotations
 
@@ -13,12 +20,13 @@ from megalite.config.schema import Config
 from megalite.planner.machines import Machine
 from megalite.planner.memory import StageMemory, each_stage, memory_by_stage, on_device
 from megalite.planner.practice import OURS, Practice
+from megalite.planner.process import process_bytes
 from megalite.planner.seconds import Parts, step_time
 
 USABLE = 0.9
-"""Of a device's memory: the rest is the allocator's, whose blocks do not fit into one another."""
+"""Of a GPU's memory: the rest is the allocator's, whose blocks do not fit into one another."""
 TAKEN_BYTES = 2 * 2**30
-"""By the driver and by the libraries that ranks talk through."""
+"""Of a GPU's, by the driver and by the libraries that ranks talk through."""
 USABLE_OF_HOST = 0.9
 """Of a node's memory: the rest is the system's, the processes' and the page cache's."""
 
@@ -36,13 +44,25 @@ class Estimate:
     mfu: float
     """Model FLOPs a second over the peak of `precision.dtype`, or TF32's where fp32 may round to it, causal attention
     counted half: FP8's products are held against that, too, and can bring it above 1."""
-    memory: tuple[int, ...]
+    tensors: tuple[int, ...]
     """Bytes of a rank of each stage of the pipeline at the peak of a step; of the longest sequences of the run."""
     host: tuple[int, ...]
     """The same of the host's memory: what is offloaded."""
     fits: bool
     parts: Parts
     """Seconds, by what they go into."""
+    process: tuple[int, ...] = ()
+    """Bytes of the whole process of a rank of each stage, on a machine of CPUs; else nothing."""
+
+    @property
+    def memory(self) -> tuple[int, ...]:
+        """Bytes of a rank of each stage that the machine must have room for: those of what is `compared`."""
+        return self.process or self.tensors
+
+    @property
+    def compared(self) -> str:
+        """What of a rank is held against the machine's memory."""
+        return "process" if self.process else "tensors"
 
     @property
     def bound_by(self) -> str:
@@ -56,7 +76,8 @@ class Estimate:
             "seconds_per_step": self.seconds,
             "tokens_per_second": self.tokens_per_second,
             "mfu": self.mfu,
-            "memory_bytes": list(self.memory),
+            "memory_bytes": list(self.tensors),
+            "process_bytes": list(self.process) or None,
             "host_bytes": list(self.host),
             "fits": self.fits,
             "breakdown": self.parts,
@@ -106,7 +127,7 @@ def estimate_if_fits(
     usable, of_host, memory = usable_memory(machine), usable_host_memory(machine), Memory([0] * plan.pp, [0] * plan.pp)
     for each in _of_one_length(config, plan, vocab_size):
         for stage in each_stage(*each):
-            if stage.total > usable or stage.host > of_host:
+            if _taken(config, machine, stage.total) > usable or stage.host > of_host:
                 return None
             memory.add(stage)
     return _timed(config, plan, machine, memory, overrides, practice)
@@ -141,6 +162,7 @@ def _timed(
     practice: Practice,
 ) -> Estimate:
     time = step_time(config, plan, machine, practice)
+    taken = tuple(_taken(config, machine, tensors) for tensors in memory.device)
     return Estimate(
         tuple(overrides),
         time.seconds,
@@ -148,9 +170,15 @@ def _timed(
         mfu(config, plan, machine, time.seconds),
         tuple(memory.device),
         tuple(memory.host),
-        max(memory.device) <= usable_memory(machine) and max(memory.host) <= usable_host_memory(machine),
+        max(taken) <= usable_memory(machine) and max(memory.host) <= usable_host_memory(machine),
         time.parts,
+        taken if machine.device_type == "cpu" else (),
     )
+
+
+def _taken(config: Config, machine: Machine, tensors: int) -> int:
+    """Bytes of the machine's memory that a rank takes, given those of its tensors."""
+    return process_bytes(config, tensors) if machine.device_type == "cpu" else tensors
 
 
 def mfu(config: Config, plan: RunPlan, machine: Machine, seconds: float) -> float:
@@ -160,7 +188,9 @@ def mfu(config: Config, plan: RunPlan, machine: Machine, seconds: float) -> floa
 
 
 def usable_memory(machine: Machine) -> float:
-    """Bytes of a rank that tensors may take."""
+    """Bytes that a rank may take: its tensors, or on a CPU its process."""
+    if machine.device_type == "cpu":
+        return USABLE_OF_HOST * machine.memory_gib * 2**30
     return USABLE * machine.memory_gib * 2**30 - TAKEN_BYTES
 
 

@@ -15,7 +15,8 @@ from megalite.errors import EXIT_BAD_INPUT, EXIT_DONE
 
 ROOT = Path(__file__).parents[2]
 CONFIG = str(ROOT / "configs" / "llama-8b.yaml")
-KEYS = {"overrides", "seconds_per_step", "tokens_per_second", "mfu", "memory_bytes", "host_bytes", "fits", "breakdown"}
+KEYS = {"overrides", "seconds_per_step", "tokens_per_second", "mfu", "fits", "breakdown"}
+KEYS |= {"memory_bytes", "process_bytes", "host_bytes"}
 
 
 def run(capsys: pytest.CaptureFixture, *arguments: str) -> str:
@@ -77,6 +78,24 @@ def test_tables(capsys: pytest.CaptureFixture):
     assert (
         "those of sequences of 8,192 tokens, as before the first of batch.stages; memory is that of the longest" in one
     )
+
+
+@pytest.mark.parametrize(("machine", "compared"), [("cpu", "process"), ("h100-sxm", "tensors")])
+def test_what_must_fit_is_named(capsys: pytest.CaptureFixture, machine: str, compared: str):
+    """Above its column: the GiB of a layout are a whole process's on a CPU, and tensors' on a GPU."""
+    small = (
+        "parallel.tp=1",
+        "parallel.sequence_parallel=false",
+        "model.num_layers=2",
+        "model.hidden_size=256",
+        "model.num_heads=4",
+        "model.num_kv_heads=4",
+    )
+    sizes = ("model.ffn_hidden_size=512", "batch.seq_len=128", "precision.dtype=fp32", "batch.micro_batch_size=1")
+    given = (CONFIG, *small, *sizes, "--machine", machine, "--world-size", "2", "--as-is")
+    heading = re.sub(r"\s+", " ", run(capsys, *given))
+    assert compared in heading
+    assert ({"process", "tensors"} - {compared}).pop() not in heading
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,6 @@ from megalite.config.load import load_config
 from megalite.config.plan import default_world_size
 from megalite.planner.estimate import Estimate, estimate
 from megalite.planner.machines import Machine, load_machine
-from megalite.planner.process import process_bytes
 
 CONFIG = Path(__file__).parents[2] / "configs" / "demo.yaml"
 VOCAB = 4096
@@ -212,7 +211,7 @@ def row_of(name: str, runs: list[Run]) -> dict[str, Any]:
     """Medians of a case's runs, and how far off the plan is."""
     case, measured = CASES[name], median(run.seconds for run in runs)
     planned, memory = median(run.plan.seconds for run in runs), max(run.memory for run in runs)
-    of_process = process_bytes(load_config(CONFIG, case.overrides), runs[0].plan.memory[0])
+    of_process = runs[0].plan.memory[0]
     return {
         "name": name,
         "ranks": case.ranks,

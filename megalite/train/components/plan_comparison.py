@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import median
 
 import torch
@@ -23,7 +23,6 @@ from megalite.planner.block_memory import is_compiled
 from megalite.planner.estimate import Estimate, estimate
 from megalite.planner.machines import load_machine, machine_of_gpu
 from megalite.planner.memory import on_device
-from megalite.planner.process import process_bytes
 from megalite.train.components.component import Component, Step
 
 UNSETTLED = 5
@@ -152,8 +151,6 @@ def comparison_of(config: Config, plan: RunPlan, recorder: Recorder, device: tor
     except UserError as error:  # a machine without the format, on which the run trains all the same
         recorder.say(f"no comparison with megalite plan: {error}")
         return None
-    if device.type == "cpu":
-        planned = replace(planned, memory=tuple(process_bytes(config, tensors) for tensors in planned.memory))
     compiled = is_compiled(on_device(config, device.type), plan)
     sizes, whole = plan.batch_sizes, config.batch.global_batch_size
     return PlanComparison(planned, name, recorder, lambda step: sizes.size(step) == whole, is_compiled=compiled)
