@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from statistics import median
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
+import torch
 
+from megalite.config.load import load_config
+from megalite.config.plan import make_plan
+from megalite.monitor.recorder import Recorder
 from megalite.planner.estimate import Estimate
 from megalite.planner.machines import known_machines, load_machine, machine_of_gpu
-from megalite.train.components.plan_comparison import COUNTED, UNSETTLED, Measured, complaints
+from megalite.train.components.plan_comparison import (
+    COUNTED,
+    UNSETTLED,
+    Measured,
+    comparison_of,
+    complaints,
+    summary,
+)
 from tests.kit.runs import events, megalite, metrics, write_run
 
 PLANNED = Estimate((), 1.0, 1000.0, 0.5, (100,), (0,), True, {"products": 0.6, "passes": 0.4})
@@ -39,6 +53,34 @@ def test_nothing_is_complained_about_within_a_tenth():
 )
 def test_why_it_is_off(measured: Measured, is_compiled: bool, said: str):
     assert said in why(measured, is_compiled=is_compiled)
+
+
+def test_both_figures_with_how_far_they_are():
+    """A percentage each; of a pipeline also the stage that was to take more than the first rank, which was measured."""
+    gib = 2**30
+    planned = replace(PLANNED, tensors=(4 * gib, 3 * gib))
+    said = summary(replace(AS_PLANNED, seconds=(1.5,) * 3, memory=5 * gib), planned, "h200")
+    assert said == (
+        "a step takes 1.5 s, and megalite plan says 1 on h200 (+50%); the first rank 5.00 GiB, planned 4.00 (+25%)"
+    )
+    later = summary(replace(AS_PLANNED, memory=3 * gib), replace(planned, tensors=(4 * gib, 6 * gib)), "h200")
+    assert later.endswith("the first rank 3.00 GiB, planned 4.00 (-25%), of stage 1 6.00, the most")
+
+
+@pytest.mark.parametrize(
+    ("device", "why"), [("cpu", ""), ("cuda", ", and none that comes along is an NVIDIA GeForce RTX 4090")]
+)
+def test_no_machine_is_said(tmp_path, monkeypatch, device: str, why: str):
+    """Where neither config nor GPU names one: once, in a line, with what to do."""
+    config = load_config(write_run(tmp_path, parallel={"tp": 1}))
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda device: "NVIDIA GeForce RTX 4090")
+    said = list[str]()
+    recorder = cast(Recorder, SimpleNamespace(say=said.append))
+    assert comparison_of(config, make_plan(config, 1), recorder, torch.device(device)) is None
+    assert said == [
+        f"no comparison with megalite plan: monitor.machine names no machine{why}; `megalite plan calibrate CONFIG "
+        "--ranks N --out FILE` measures this one, and monitor.machine=FILE names it"
+    ]
 
 
 def test_gpus_have_machines():
@@ -72,6 +114,8 @@ def test_a_run_says_how_far_it_is(tmp_path):
     assert 0.5 < found["memory_bytes"] / found["planned_memory_bytes"] < 1.5  # of a model that is next to nothing
     assert "a step takes" in done.stdout
     assert "megalite plan says" in done.stdout
+    assert re.search(r"the first rank [\d.]+ GiB, planned [\d.]+ \([+-]\d+%\)", found["why"])
+    assert "no comparison" not in done.stdout
 
 
 def test_an_unknown_machine_is_refused_before_the_start(tmp_path):

@@ -1,8 +1,9 @@
 """Measured steps against what `megalite plan` says of them, once they have settled: said and written down as the event
 `plan`, with why where it is off by more than a tenth.
 
-Seconds are the median of a few steps; memory is the first rank's: on a GPU torch's, which counts tensors as the plan
-does, on a CPU that of the process. Nothing waits for it.
+Seconds are the median of a few steps; memory is the first rank's, which is of the pipeline's first stage: on a GPU
+torch's, which counts tensors as the plan does, on a CPU that of the process. Nothing waits for it. Where nothing is
+compared, a line at the start says why.
 """
 
 from __future__ import annotations
@@ -86,25 +87,32 @@ class PlanComparison(Component):
             self._say(step.number)
 
     def _say(self, step: int) -> None:
-        memory, planned_memory = peak_memory_bytes(), self._planned.memory[0]
-        measured = Measured(tuple(self._seconds), tuple(self._waited), memory)
-        seconds = median(measured.seconds)
+        measured = Measured(tuple(self._seconds), tuple(self._waited), peak_memory_bytes())
         why = " ".join(complaints(measured, self._planned, is_compiled=self._is_compiled))
-        text = (
-            f"a step takes {seconds:.3g} s, and megalite plan says {self._planned.seconds:.3g} on {self._machine}"
-            f" ({seconds / self._planned.seconds - 1:+.0%}); {memory / GIB:.1f} GiB of {planned_memory / GIB:.1f}"
-        )
         self._recorder.note(
             "plan",
             step,
-            why=f"{text}{'. ' if why else ''}{why}",
+            why=f"{summary(measured, self._planned, self._machine)}{'. ' if why else ''}{why}",
             machine=self._machine,
-            seconds=seconds,
+            seconds=median(measured.seconds),
             planned_seconds=self._planned.seconds,
             planned_parts=self._planned.parts,
-            memory_bytes=memory,
-            planned_memory_bytes=planned_memory,
+            memory_bytes=measured.memory,
+            planned_memory_bytes=self._planned.memory[0],
         )
+
+
+def summary(measured: Measured, planned: Estimate, machine: str) -> str:
+    """Both figures, and how far they are from what was planned; of a pipeline also which stage was to take the most
+    memory, where that is not the one that was measured."""
+    seconds, memory = median(measured.seconds), planned.memory
+    text = (
+        f"a step takes {seconds:.3g} s, and megalite plan says {planned.seconds:.3g} on {machine}"
+        f" ({seconds / planned.seconds - 1:+.0%}); the first rank {measured.memory / GIB:.2f} GiB, planned"
+        f" {memory[0] / GIB:.2f} ({measured.memory / memory[0] - 1:+.0%})"
+    )
+    stage = memory.index(max(memory))
+    return f"{text}, of stage {stage} {memory[stage] / GIB:.2f}, the most" if stage else text
 
 
 def complaints(measured: Measured, planned: Estimate, *, is_compiled: bool) -> Iterator[str]:
@@ -136,11 +144,15 @@ def complaints(measured: Measured, planned: Estimate, *, is_compiled: bool) -> I
 
 
 def comparison_of(config: Config, plan: RunPlan, recorder: Recorder, device: torch.device) -> PlanComparison | None:
-    """The component of a run on a machine that its config names, or that the GPU's name tells."""
-    name = config.monitor.machine
+    """The component of a run on a machine that its config names, or that the GPU's name tells; where there is none the
+    person watching hears why."""
+    name, none = config.monitor.machine, f"{SETTING} names no machine"
     if name is None and device.type == "cuda":
-        name = machine_of_gpu(torch.cuda.get_device_name(device))
+        gpu = torch.cuda.get_device_name(device)
+        name, none = machine_of_gpu(gpu), f"{none}, and none that comes along is an {gpu}"
     if name is None:
+        measure = "`megalite plan calibrate CONFIG --ranks N --out FILE` measures this one"
+        recorder.say(f"no comparison with megalite plan: {none}; {measure}, and {SETTING}=FILE names it")
         return None
     machine = load_machine(name, asked_by=SETTING)
     if machine.device_type != device.type:
