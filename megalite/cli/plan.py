@@ -18,7 +18,6 @@ from megalite.errors import UserError
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from megalite.config.plan import RunPlan
     from megalite.config.schema import Config
     from megalite.planner.backtest import Backtest
     from megalite.planner.estimate import Estimate
@@ -108,7 +107,7 @@ def layouts(
     Changed are tp, cp, ep, pp with its schedule, dp, ZeRO stage 1 or 3, micro-batch and recomputation; the global
     batch and all else stay.
     """
-    from megalite.config.plan import default_world_size, make_plan
+    from megalite.config.plan import default_world_size
     from megalite.config.validate import validate
     from megalite.config.wording import counted
     from megalite.data.run_config import load_run
@@ -134,7 +133,7 @@ def layouts(
         found, looked_at = _searched(loaded, ranks, known, top or SHOWN_LAYOUTS, vocab_size)
     chosen = load_run(config, [*(overrides or ()), *found[0].overrides]) if found[0].overrides else loaded
     if trace is not None:
-        _write_trace(trace, chosen, make_plan(chosen, ranks, vocab_size), known)
+        _write_trace(trace, on_device(chosen, known.device_type), ranks, known, vocab_size)
     run = whole_run(chosen, ranks, known, vocab_size=vocab_size, price=price)
     notes = [*assumed, *left_out_of_run(loaded), *left_out_of_steps(loaded, known)]
     if not found[0].fits:
@@ -176,12 +175,14 @@ def _failures(often: float | None, save: float | None, restart: float | None) ->
     return often, SAVE_SECONDS if save is None else save, RESTART_SECONDS if restart is None else restart
 
 
-def _write_trace(path: Path, config: Config, plan: RunPlan, machine: Machine) -> None:
+def _write_trace(path: Path, config: Config, ranks: int, machine: Machine, vocab_size: int | None) -> None:
+    from megalite.config.plan import make_plan
     from megalite.page.write import write_page
     from megalite.planner.seconds import step_timeline
     from megalite.planner.trace import trace_events
 
-    write_page(path, json.dumps(trace_events(step_timeline(config, plan, machine))), "--trace")
+    timeline = step_timeline(config, make_plan(config, ranks, vocab_size), machine)
+    write_page(path, json.dumps(trace_events(timeline)), "--trace")
 
 
 def _print(tables: list[Table], notes: list[str], first: Estimate) -> None:

@@ -12,9 +12,11 @@ from megalite.errors import ConfigError, UserError
 from megalite.planner.estimate import Estimate, estimate, usable_host_memory
 from megalite.planner.layouts import LEAST_TOKENS_OF_CP
 from megalite.planner.machines import Machine
+from megalite.planner.memory import on_device
 from megalite.planner.search import Search, search
 
 MOST_RANKS = 16_384
+"""Up to which more are tried, and twice as many as there are in any case."""
 FEW_BITS = {"adamw": "adamw8bit", "lion": "lion8bit", "muon": "muon8bit"}
 """Optimizers, and those that keep the same state in 8 bits a number."""
 
@@ -78,13 +80,11 @@ def refusal(
     def has_layout(config: Config, ranks: int = world_size) -> bool:
         return bool(search(config, ranks, machine, top=1, vocab_size=vocab_size).best)
 
-    changes = list(_of_any_layout(config, machine))
-    helps, ranks = _that_help(config, changes, has_layout), 2 * world_size
-    while ranks <= MOST_RANKS and not has_layout(config, ranks):
-        ranks *= 2
-    if ranks <= MOST_RANKS:
+    changes, more = list(_of_any_layout(config, machine)), _more_ranks(world_size)
+    helps = _that_help(config, changes, has_layout)
+    if ranks := next((each for each in more if has_layout(config, each)), None):
         helps.insert(0, f"{option} {ranks}")
-    tried = [f"up to {MOST_RANKS:,} ranks", *map(str, changes)]
+    tried = [f"up to {more[-1]:,} ranks", *map(str, changes)]
     otherwise = (
         f"nor does it with {or_(tried)}: use a machine with more memory, a larger batch, which more ranks can "
         "share, or a smaller model"
@@ -100,6 +100,7 @@ def refusal(
 
 def what_helps(config: Config, world_size: int, machine: Machine, vocab_size: int | None) -> str:
     """What to change in a config whose own layout does not fit, as a sentence."""
+    config = on_device(config, machine.device_type)
 
     def fits(config: Config, ranks: int = world_size) -> bool:
         try:
@@ -117,14 +118,20 @@ def what_helps(config: Config, world_size: int, machine: Machine, vocab_size: in
 
 def _more_replicas(config: Config, world_size: int, fits: Callable[[Config, int], bool]) -> str:
     """The fewest ranks, doubled at a time, on which a layout's ZeRO stage has divided enough; empty for none."""
-    factor, dp = 2, config.parallel.dp
-    while factor * world_size <= MOST_RANKS:
-        ranks = factor * world_size
-        change = Change((("parallel", "dp", factor * dp),) if dp is not None else ())
+    dp = config.parallel.dp
+    for ranks in _more_ranks(world_size):
+        change = Change((("parallel", "dp", ranks // world_size * dp),) if dp is not None else ())
         if fits(change.applied_to(config), ranks):
             return f"--world-size {ranks} {change}".rstrip()
-        factor *= 2
     return ""
+
+
+def _more_ranks(world_size: int) -> list[int]:
+    """Twice as many, and again and again."""
+    found = [2 * world_size]
+    while 2 * found[-1] <= MOST_RANKS:
+        found.append(2 * found[-1])
+    return found
 
 
 def _that_help(config: Config, changes: list[Change], fits: Callable[[Config], bool]) -> list[str]:

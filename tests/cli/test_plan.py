@@ -156,6 +156,34 @@ def test_what_is_assumed_is_said(capsys: pytest.CaptureFixture, tmp_path: Path):
     assert "the machine has no host_link" in json.loads(run(capsys, *given, *away))["notes"][2]
 
 
+@pytest.mark.parametrize("device", ["auto", "cpu"])
+def test_a_trace(capsys: pytest.CaptureFixture, tmp_path: Path, device: str):
+    """A row for each stage, every pass of each micro-batch in it once, one after the other; the busiest works as long
+    as the breakdown says, and the whole takes a step but for what stands between steps. The config's own device is
+    none of the planned machine's."""
+    layout = ("parallel.pp=2", "parallel.schedule=interleaved", "parallel.chunks=2", "batch.global_batch_size=16")
+    short = ("train.tokens=null", "train.steps=10", "schedule.warmup_steps=1")  # compiled on CPUs, and not on GPUs
+    path, made_again = tmp_path / "step.json", ("train.recompute=selective", f"train.device={device}")
+    given = (CONFIG, *layout, *short, *made_again, "--world-size", "32", "--as-is", "--json", "--trace", str(path))
+    (planned,) = json.loads(run(capsys, *given))["layouts"]
+    events = json.loads(path.read_text())["traceEvents"]
+    rows = {each["tid"]: each["args"]["name"] for each in events if each["ph"] == "M"}
+    assert rows == {0: "stage 0", 1: "stage 1"}
+    passes = [[each for each in events if each["ph"] == "X" and each["tid"] == stage] for stage in rows]
+    named = {(kind, chunk, number) for kind in ("forward", "backward") for chunk in range(4) for number in range(4)}
+    found = [(each["cat"], each["args"]["chunk"], each["args"]["micro_batch"]) for row in passes for each in row]
+    assert sorted(found) == sorted(named)
+    for row in passes:
+        ends = [each["ts"] + each["dur"] for each in row]
+        assert all(later["ts"] >= end - 1e-6 for later, end in zip(row[1:], ends, strict=False))
+    parts = planned["breakdown"]
+    between = parts["dp"] + parts["optimizer"]
+    work = planned["seconds_per_step"] - between - parts["bubble"] - parts["pp"]
+    assert max(sum(each["dur"] for each in row) for row in passes) == pytest.approx(1e6 * work)
+    end = max(each["ts"] + each["dur"] for row in passes for each in row)
+    assert end == pytest.approx(1e6 * (planned["seconds_per_step"] - between))
+
+
 def test_failures_in_numbers(capsys: pytest.CaptureFixture):
     """What is said of failures is in the JSON, and the words are made of the same."""
     given = (CONFIG, "--world-size", "512", "--as-is", "--vocab-size", "32000", "--failures", "0.01")

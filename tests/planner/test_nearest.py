@@ -21,7 +21,8 @@ OFFLOADED = Change((("optimizer", "offload", True),))
 
 def config(**sections: Any) -> Config:
     sizes = {"hidden_size": 4096, "num_layers": 32, "num_heads": 32, "ffn_hidden_size": 14336, "vocab_size": 32000}
-    return Config(model=sizes, batch={"global_batch_size": 64, "seq_len": 4096}, train={"steps": 1}, **sections)
+    train = {"steps": 1, **sections.pop("train", {})}
+    return Config(model=sizes, batch={"global_batch_size": 64, "seq_len": 4096}, train=train, **sections)
 
 
 def refusal(base: Config, ranks: int, memory_gib: float) -> str:
@@ -87,6 +88,26 @@ def test_nothing_helps():
     """A machine that nothing is left of."""
     said = refusal(config(precision={"dtype": "bf16"}), 8, 2.5)
     assert "nor does it with up to 16,384 ranks, optimizer.offload=true or optimizer.name=adamw8bit" in said
+
+
+def test_more_ranks_than_most_runs_have():
+    """Twice as many are tried all the same, and no number is said to be tried that was not."""
+    small = {"hidden_size": 4096, "num_layers": 1, "num_heads": 1, "ffn_hidden_size": 14336, "vocab_size": 32000}
+    base = Config(model=small, batch={"global_batch_size": 12288}, train={"steps": 1})
+    assert "nor does it with up to 24,576 ranks" in refusal(base, 12288, 2.3)
+    assert "nor does it with up to 12,288 ranks" in refusal(base, 1536, 2.3)
+
+
+def test_on_the_machine_that_is_asked_for():
+    """A config for CPUs is judged as one for the GPUs that it is planned for, also where they have what CPUs lack."""
+    parallel = {"dp": 4, "tp": 2, "async_tp": True, "sequence_parallel": True}
+    machine = H100.model_copy(update={"memory_gib": 40.0})
+    on_cpu, on_any = (
+        what_helps(config(precision={"dtype": "bf16"}, parallel=parallel, train={"device": device}), 8, machine, None)
+        for device in ("cpu", "auto")
+    )
+    assert on_cpu == on_any
+    assert "it would with" in on_cpu
 
 
 def test_of_ones_own_layout():
