@@ -20,7 +20,7 @@ def layouts_table(title: str, found: Sequence[Estimate], ranks: int) -> Table:
     from rich.table import Table
 
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
-    of_memory = f"GiB of a rank's {found[0].compared}"
+    of_memory = memory_column(found[0])
     for name in ("", "seconds", "tokens/s a rank", "MFU", of_memory, "most goes into", "overrides"):
         table.add_column(name, justify="left" if name in ("most goes into", "overrides") else "right")
     for number, each in enumerate(found, start=1):
@@ -36,7 +36,9 @@ def parts_table(found: Sequence[Estimate]) -> Table:
     from rich import box
     from rich.table import Table
 
-    names = sorted({name for each in found for name in each.parts}, key=lambda name: -found[0].parts.get(name, 0.0))
+    names = sorted(
+        {name for each in found for name in each.parts}, key=lambda name: (-found[0].parts.get(name, 0.0), name)
+    )
     table = Table(title="seconds of a step", title_justify="left", box=box.SIMPLE_HEAD)
     for name in ("", *names):
         table.add_column(name, justify="right")
@@ -51,7 +53,7 @@ def scaling_table(title: str, points: Sequence[Point]) -> Table:
     from rich.table import Table
 
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
-    of_memory = f"GiB of a rank's {points[0].best.compared}"
+    of_memory = memory_column(points[0].best)
     for name in ("ranks", "batch", "seconds", "tokens/s", "MFU", "kept", of_memory, "most goes into", "overrides"):
         table.add_column(name, justify="left" if name in ("most goes into", "overrides") else "right")
     for point in points:
@@ -61,3 +63,8 @@ def scaling_table(title: str, points: Sequence[Point]) -> Table:
         words = best.bound_by, " ".join(best.overrides) or "as it is"
         table.add_row(f"{point.ranks:,}", f"{point.global_batch_size:,}", *numbers, kept, memory, *words)
     return table
+
+
+def memory_column(first: Estimate) -> str:
+    """What is held against a machine's memory: the tensors of a rank, or on CPUs all of its process."""
+    return "GiB a rank" if first.compared == "tensors" else "GiB a process"

@@ -80,7 +80,7 @@ def test_tables(capsys: pytest.CaptureFixture):
     )
 
 
-@pytest.mark.parametrize(("machine", "compared"), [("cpu", "process"), ("h100-sxm", "tensors")])
+@pytest.mark.parametrize(("machine", "compared"), [("cpu", "GiB a process"), ("h100-sxm", "GiB a rank")])
 def test_what_must_fit_is_named(capsys: pytest.CaptureFixture, machine: str, compared: str):
     """Above its column: the GiB of a layout are a whole process's on a CPU, and tensors' on a GPU."""
     small = (
@@ -95,7 +95,7 @@ def test_what_must_fit_is_named(capsys: pytest.CaptureFixture, machine: str, com
     given = (CONFIG, *small, *sizes, "--machine", machine, "--world-size", "2", "--as-is")
     heading = re.sub(r"\s+", " ", run(capsys, *given))
     assert compared in heading
-    assert ({"process", "tensors"} - {compared}).pop() not in heading
+    assert ({"GiB a process", "GiB a rank"} - {compared}).pop() not in heading
 
 
 @pytest.mark.parametrize(
