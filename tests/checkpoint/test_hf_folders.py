@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from megalite.checkpoint.hf import folders
 from megalite.checkpoint.hf.folders import CONVERTING, building
+from megalite.cli.main import main
 from megalite.errors import ConversionError
+from tests.checkpoint.foreign import save_foreign
+from tests.checkpoint.hf_kit import tiny_model, train_tokenizers, write_checkpoint
 
 
 def convert(out: Path, text: str, *, overwrite: bool = False) -> None:
     """The least that passes for a model's folder."""
-    with building(out, overwrite=overwrite) as folder:
+    with building(out, inputs=[], overwrite=overwrite) as folder:
         (folder / "config.json").write_text(text)
 
 
@@ -50,7 +54,7 @@ def killed(monkeypatch: pytest.MonkeyPatch):
         with monkeypatch.context() as patch:
             patch.setattr(folders, "_clear", lambda *_: None)
             patch.setattr(Path, "rename", die)
-            with pytest.raises(KeyboardInterrupt), building(out, overwrite=overwrite) as folder:
+            with pytest.raises(KeyboardInterrupt), building(out, inputs=[], overwrite=overwrite) as folder:
                 _write(folder, text, dies=at == "building")
         assert left(out.parent)
 
@@ -68,7 +72,7 @@ def test_neighbours_are_kept(tmp_path: Path, overwrite: bool):
         convert(tmp_path / "hf", "first")
     convert(tmp_path / "hf", "second", overwrite=overwrite)
     assert tree(tmp_path) == {**mine, "hf/config.json": "second"}
-    with pytest.raises(ZeroDivisionError), building(tmp_path / "hf", overwrite=True) as folder:
+    with pytest.raises(ZeroDivisionError), building(tmp_path / "hf", inputs=[], overwrite=True) as folder:
         (folder / "config.json").write_text(str(1 / 0))
     assert tree(tmp_path) == {**mine, "hf/config.json": "second"}
     assert not left(tmp_path)
@@ -76,13 +80,13 @@ def test_neighbours_are_kept(tmp_path: Path, overwrite: bool):
 
 def test_two_at_once(tmp_path: Path):
     """Each builds for itself; the later one finds the place taken, or replaces what it may replace."""
-    slow = building(tmp_path / "hf", overwrite=False)
+    slow = building(tmp_path / "hf", inputs=[], overwrite=False)
     (slow.__enter__() / "config.json").write_text("slow")
     convert(tmp_path / "hf", "quick")
     with pytest.raises(ConversionError, match="already there"):
         slow.__exit__(None, None, None)
     assert tree(tmp_path) == {"hf/config.json": "quick"}
-    with building(tmp_path / "hf", overwrite=True) as folder:
+    with building(tmp_path / "hf", inputs=[], overwrite=True) as folder:
         (folder / "config.json").write_text("slow")
         convert(tmp_path / "hf", "quicker", overwrite=True)
         assert tree(folder) == {"config.json": "slow"}
@@ -149,3 +153,44 @@ def test_the_folder_may_be_read_by_whom_the_umask_lets(tmp_path: Path):
     finally:
         os.umask(umask)
     assert (tmp_path / "hf").stat().st_mode & 0o777 == 0o755
+
+
+def refused(capsys: pytest.CaptureFixture, *command: Any) -> str:
+    """What a conversion says that ends with exit code 2."""
+    with pytest.raises(SystemExit) as ended:
+        main(["convert", *map(str, command), "--overwrite"])
+    assert ended.value.code == 2
+    return capsys.readouterr().err
+
+
+def test_no_conversion_replaces_what_it_reads(tmp_path: Path, capsys: pytest.CaptureFixture):
+    """Nor what has it in it, also by another name of it; all is there as before."""
+    base, run, imported = tmp_path / "base", tmp_path / "run", tmp_path / "imported"
+    save_foreign(base)
+    adapted = tiny_model(num_layers=2, num_kv_heads=2, lora={"rank": 2})
+    write_checkpoint(run, adapted)
+    dense = write_checkpoint(tmp_path / "fresh", tiny_model(), step=0)
+    dense.parent.rename(imported)
+    words = train_tokenizers(imported, ["byte-bpe"]) / "byte-bpe"
+    (words / "config.json").write_text("{}")
+    (tmp_path / "link").symlink_to(base)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    for command, where in (
+        (("from-hf", base, base), "is"),
+        (("from-hf", base, tmp_path / "link"), "is"),
+        (("from-hf", tmp_path / "link", run / ".." / "base"), "is"),
+        (("to-hf", imported, imported), "has in it"),
+        (("to-hf", imported / dense.name, imported / dense.name), "is"),
+        (("to-hf", imported, words, "--tokenizer", words), "is"),
+        (("to-peft", run, base, "--base", base), "is"),
+        (("upcycle", imported, imported), "has in it"),
+    ):
+        assert f"{command[2]}: {where} what is read here" in refused(capsys, *command), command
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_a_place_in_what_is_read(tmp_path: Path):
+    """As where somebody stands in the folder that is converted."""
+    with building(tmp_path / "hf", inputs=[tmp_path], overwrite=False) as folder:
+        (folder / "config.json").touch()
+    assert (tmp_path / "hf/config.json").is_file()

@@ -68,7 +68,7 @@ def to_peft(checkpoint: Path, out: Path, *, base: Path | None = None, overwrite:
     Raises:
         CheckpointError: there is no complete checkpoint, or it is damaged.
         ConversionError: it has no adapters, its class has layers that PEFT adapts otherwise, the base is another model
-            or has other weights, or `out` is taken.
+            or has other weights, or `out` is taken or has one of them in it.
     """
     reader = CheckpointReader(find_checkpoint(checkpoint))
     whole = stored_model(reader.folder, reader.manifest)
@@ -76,10 +76,7 @@ def to_peft(checkpoint: Path, out: Path, *, base: Path | None = None, overwrite:
         raise ConversionError(f"{reader.folder}: its run trained no adapters (model.lora); use megalite convert to-hf")
     model = without_lora(whole)
     family, base = choose_family(model), _base_of(reader, base)
-    if problems := reader.verify():
-        raise CheckpointError("\n  ".join([f"{reader.folder} is damaged; export an older one", *problems]))
     source = model_weights(reader)
-    _require_equal(source, model, base)
     modules = _modules(whole, whole.lora, family)
     tensors = {
         f"base_model.model.{module}.lora_{letter}.weight": row
@@ -89,7 +86,10 @@ def to_peft(checkpoint: Path, out: Path, *, base: Path | None = None, overwrite:
     entries = [Entry(name, row.shape, torch.float32) for name, row in sorted(tensors.items())]
     num_bytes = sum(entry.num_bytes for entry in entries)
     require_room(out, num_bytes)
-    with building(out, overwrite=overwrite) as folder:
+    with building(out, inputs=[reader.folder, base], overwrite=overwrite) as folder:
+        if problems := reader.verify():
+            raise CheckpointError("\n  ".join([f"{reader.folder} is damaged; export an older one", *problems]))
+        _require_equal(source, model, base)
         write_stream(folder / WEIGHTS_FILE, entries, partial(_blocks, source, tensors))
         settings = json.dumps(_settings(whole.lora, list(modules), model, base), indent=2)
         (folder / CONFIG_FILE).write_text(settings + "\n", encoding="utf-8")

@@ -98,7 +98,7 @@ def to_hugging_face(
     Raises:
         CheckpointError: there is no complete checkpoint, or it is damaged.
         ConversionError: no class of transformers represents the model, the weights or the tokenizer do not fit, `out`
-            is taken, or what was written does not read back as the same model.
+            is taken or has one of them in it, or what was written does not read back as the same model.
     """
     out, reader = Path(out), _open_checkpoint(Path(checkpoint), dtype, max_shard_bytes)
     manifest = reader.manifest
@@ -109,7 +109,8 @@ def to_hugging_face(
     tokenizer_folder, notes = choose_tokenizer(tokenizer, reader.folder, manifest)
     require_memory(model, verify_blocks)
     require_room(out, count_parameters(model) * DTYPES[dtype].itemsize)
-    with building(out, overwrite=overwrite) as partial, _still_there(reader.folder):
+    inputs = [reader.folder, *([tokenizer_folder] if tokenizer_folder is not None else [])]
+    with building(out, inputs=inputs, overwrite=overwrite) as partial, _still_there(reader.folder):
         own = None
         if tokenizer_folder is not None:
             own = copy_tokenizer(tokenizer_folder, partial, max_length=model.max_positions)

@@ -8,7 +8,7 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -56,7 +56,7 @@ def require_room(out: Path, num_bytes: int) -> None:
 
 
 @contextmanager
-def building(out: Path, *, overwrite: bool) -> Iterator[Path]:
+def building(out: Path, *, inputs: Sequence[Path], overwrite: bool) -> Iterator[Path]:
     """A folder to build in, of `out`'s name; it becomes `out` at the end, or goes away when something fails.
 
         .converting-OUT-.../OUT           beside `out`, made by this call alone, locked while it lives
@@ -66,11 +66,13 @@ def building(out: Path, *, overwrite: bool) -> Iterator[Path]:
 
     Args:
         out: where the result will be.
+        inputs: folders that it is made of.
         overwrite: an older result may be replaced, once the new one is whole.
 
     Raises:
-        ConversionError: `out` is taken or cannot be written, or the disk became full.
+        ConversionError: `out` is taken, an input or cannot be written, or the disk became full.
     """
+    _refuse_inputs(out, inputs)
     try:
         _sweep(out)
         _refuse_taken(out, overwrite)
@@ -135,6 +137,15 @@ def _clear(work: Path, out: Path) -> None:
 
 def _former(work: Path, out: Path) -> Path:
     return work / f"former-{out.name}"
+
+
+def _refuse_inputs(out: Path, inputs: Sequence[Path]) -> None:
+    """Refuse to replace what is read, or what has it in it. A place inside may be: files of folders alone are read."""
+    place = out.resolve()
+    for each in inputs:
+        if place in (each.resolve(), *each.resolve().parents):
+            where = "is" if place == each.resolve() else "has in it"
+            raise ConversionError(f"{out}: {where} what is read here, {each}; choose another folder")
 
 
 def _refuse_taken(out: Path, overwrite: bool) -> None:

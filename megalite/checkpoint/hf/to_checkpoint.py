@@ -91,8 +91,8 @@ def from_hugging_face(
         say: is told what begins.
 
     Raises:
-        ConversionError: megalite has no such model, there are only pickles, `out` is taken, or megalite computes other
-            logits than transformers.
+        ConversionError: megalite has no such model, there are only pickles, `out` is taken or has the folder in
+            it, or megalite computes other logits than transformers.
         CheckpointError: weights are missing or damaged.
     """
     folder, out = Path(folder), Path(out)
@@ -100,7 +100,7 @@ def from_hugging_face(
     model = source.model
     require_memory(model, verify_blocks)
     require_room(out, count_parameters(model) * BYTES_PER_PARAMETER)
-    with building(out, overwrite=overwrite) as partial:
+    with building(out, inputs=[folder], overwrite=overwrite) as partial:
         tokenizer, notes = _take_tokenizer(folder, partial)
         recorded = {"tokenizer": TOKENIZER_FOLDER} if tokenizer else {}
         step = partial / folder_name(0)

@@ -75,7 +75,7 @@ def upcycle(checkpoint: Path, out: Path, settings: Mapping[str, int], *, seed: i
 
     Raises:
         CheckpointError: there is no complete checkpoint, or it is damaged.
-        ConversionError: its model has experts, or cannot have such, or `out` is taken.
+        ConversionError: its model has experts, or cannot have such, or `out` is taken or has the checkpoint in it.
     """
     reader = CheckpointReader(find_checkpoint(checkpoint))
     dense = without_scales(stored_model(reader.folder, reader.manifest))
@@ -83,11 +83,11 @@ def upcycle(checkpoint: Path, out: Path, settings: Mapping[str, int], *, seed: i
     if dense.lora is not None:
         dense, weights = without_lora(dense), WithAdaptersAdded(weights, dense)
     model = _with_experts(dense, settings)
-    if problems := reader.verify():
-        raise CheckpointError("\n  ".join([f"{reader.folder} is damaged; upcycle an older one", *problems]))
     require_room(out, count_parameters(model) * BYTES_PER_PARAMETER)
     source = ExpertsOfMlps(weights, FreshWeights(model, seed))
-    with building(out, overwrite=overwrite) as partial:
+    with building(out, inputs=[reader.folder], overwrite=overwrite) as partial:
+        if problems := reader.verify():
+            raise CheckpointError("\n  ".join([f"{reader.folder} is damaged; upcycle an older one", *problems]))
         step = partial / folder_name(0)
         step.mkdir()
         write_weights_only(step, source, model, data=_origin(reader))
