@@ -378,6 +378,33 @@ def test_readme_map_is_the_tree():
     assert named == rooms | folders
 
 
+def _unsafe(call: ast.Call) -> str | None:
+    """What a call would let a file of somebody else's do; None for nothing."""
+    if not isinstance(call.func, ast.Attribute):
+        return None
+    owner, said = ast.unparse(call.func.value), {each.arg: ast.unparse(each.value) for each in call.keywords}
+    if (call.func.attr in ("load", "loads") and owner in ("torch", "pickle")) or said.get("allow_pickle") == "True":
+        return "unpickles"
+    if call.func.attr != "from_pretrained":
+        return None
+    if said.get("trust_remote_code") != "False":
+        return "may run a folder's code: say trust_remote_code=False"
+    is_model = "Model" in owner
+    return "reads pickles: say use_safetensors=True" if is_model and said.get("use_safetensors") != "True" else None
+
+
+def test_what_is_read_runs_no_code():
+    """What docs/security.md promises, at every call: no code of a Hugging Face folder, and no pickle."""
+    complaints, calls = [], 0
+    for path in [*modules(), *(ROOT / "tools").rglob("*.py")]:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call):
+                calls += ast.unparse(node.func).endswith(".from_pretrained")
+                complaints += [f"{path.relative_to(ROOT)}:{node.lineno} {why}" for why in [_unsafe(node)] if why]
+    assert not complaints, "\n".join(complaints)
+    assert calls >= 6  # or they are spelled otherwise now, and this looks at nothing
+
+
 def test_doors_are_small():
     """A script in tools/ or launch/ is a door onto a verb, not a room."""
     for path in [*(ROOT / "tools").glob("*.py"), *(ROOT / "launch").glob("*.py")]:

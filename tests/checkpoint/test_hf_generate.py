@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.generation.logits_process import (
     LogitsProcessorList,
@@ -241,6 +242,29 @@ def test_damaged_folders(name: str, damage: dict, exported: Path, tmp_path: Path
     path = tmp_path / "hf" / name
     path.write_text(json.dumps({**json.loads(path.read_text("utf-8")), **damage}), encoding="utf-8")
     with pytest.raises(ConversionError, match="cannot load it"):
+        TextModel(tmp_path / "hf")
+
+
+def test_no_code_of_a_folder_runs(exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """transformers would ask on a terminal, and run it; here nobody is asked."""
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
+    shutil.copytree(exported, tmp_path / "hf")
+    path, ran = tmp_path / "hf" / "config.json", tmp_path / "ran"
+    classes = {"AutoConfig": "mine.Config", "AutoModelForCausalLM": "mine.Model"}
+    config = {**json.loads(path.read_text("utf-8")), "model_type": "mine", "auto_map": classes}
+    path.write_text(json.dumps(config), encoding="utf-8")
+    (tmp_path / "hf" / "mine.py").write_text(f"open({str(ran)!r}, 'w')\n", encoding="utf-8")
+    with pytest.raises(ConversionError, match="cannot load it"):
+        TextModel(tmp_path / "hf")
+    assert not ran.exists()
+
+
+def test_no_pickle_is_read(exported: Path, tmp_path: Path):
+    shutil.copytree(exported, tmp_path / "hf")
+    weights = tmp_path / "hf" / "model.safetensors"
+    torch.save(load_file(weights), tmp_path / "hf" / "pytorch_model.bin")
+    weights.unlink()
+    with pytest.raises(ConversionError, match=r"cannot load it: .*safetensors"):
         TextModel(tmp_path / "hf")
 
 

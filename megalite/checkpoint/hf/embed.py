@@ -172,11 +172,15 @@ def _load(folder: Path, dtype: torch.dtype) -> tuple[Any, Any]:
 
     logging.disable_progress_bar()
     logging.set_verbosity_error()  # of a head that it leaves out; what lacks is told here
-    safely: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, **safely)
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         loaded: Any = AutoModel.from_pretrained(
-            folder, dtype=dtype, use_safetensors=True, output_loading_info=True, **safely
+            folder,
+            dtype=dtype,
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,
+            output_loading_info=True,
         )
     except Exception as error:  # damage makes it raise anything
         why = next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -191,8 +191,10 @@ def _load(folder: Path) -> tuple[Any, Any]:
     logging.disable_progress_bar()
     logging.set_verbosity_error()  # of what it leaves out, as layers that predict further; what lacks is told here
     try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, output_loading_info=True)
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False, use_safetensors=True, output_loading_info=True
+        )
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # damage makes it raise anything
         why = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise ConversionError(

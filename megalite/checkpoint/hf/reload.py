@@ -61,7 +61,13 @@ def _load(folder: Path, num_blocks: int) -> tuple[torch.nn.Module, dict[str, Any
     if getattr(config, "attn_logit_softcapping", None):
         options["attn_implementation"] = "eager"  # version 4's others leave the bound out, without a word
     loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(  # annotated as a model, which here comes in a pair
-        folder, config=config, dtype=torch.float32, output_loading_info=True, trust_remote_code=False, **options
+        folder,
+        config=config,
+        dtype=torch.float32,
+        trust_remote_code=False,
+        use_safetensors=True,
+        output_loading_info=True,
+        **options,
     )
     model, loading = loaded
     return model.eval(), loading
