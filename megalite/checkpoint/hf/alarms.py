@@ -10,9 +10,13 @@ import math
 
 from megalite.architecture.architecture import Architecture
 from megalite.checkpoint.format import Manifest
-from megalite.checkpoint.hf.provenance import IMPORTED_FROM, Losses, Provenance
+from megalite.checkpoint.hf.provenance import IMPORTED_FROM, UPCYCLED_FROM, UPDATES_BEFORE, Losses, Provenance
 
 UNTRAINED = "This model has not been trained: its weights are random."
+
+UPCYCLED = (
+    "This model has not been trained since it was given experts: those of a block are equal, and its router is random."
+)
 
 WORSE_BY = 0.5
 """Nats above the best mean of the run from which a loss counts as diverged; a change of mixture moves it less."""
@@ -38,8 +42,13 @@ def find_alarms(manifest: Manifest, model: Architecture, provenance: Provenance)
 
 def _untrained(manifest: Manifest, provenance: Provenance) -> str | None:
     """Whether the weights are still those that the run began with."""
-    progress = manifest.progress
-    if progress.num_updates or IMPORTED_FROM in manifest.data:
+    progress, data = manifest.progress, manifest.data
+    if progress.num_updates:
+        return None
+    if UPCYCLED_FROM in data:
+        was_random = data.get(UPDATES_BEFORE) == 0 and IMPORTED_FROM not in data
+        return UNTRAINED if was_random else UPCYCLED
+    if IMPORTED_FROM in data:
         return None
     if provenance.origin is not None:
         return f"This model has not been trained further: its weights are those of {provenance.origin.name}."

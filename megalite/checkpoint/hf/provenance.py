@@ -29,10 +29,17 @@ from megalite.stations.manifest import find_manifest
 from megalite.step_lines import is_finite_number, read_step_lines
 
 IMPORTED_FROM = "imported_from"
-"""Key of a manifest's `data` in a checkpoint that `from-hf` made: name of the Hugging Face folder."""
+"""Key of a manifest's `data` in a checkpoint that `from-hf` made, or that was upcycled from what began as one: name of
+the Hugging Face folder."""
 
 LICENCE = "license"
 """Key beside it: the licence that the folder's README.md names."""
+
+UPCYCLED_FROM = "upcycled_from"
+"""Key in a checkpoint that `upcycle` made: path of the dense one."""
+
+UPDATES_BEFORE = "updates_before"
+"""Key beside it: steps that changed the weights of the dense one."""
 
 TOKENIZER_FINGERPRINT = "tokenizer_fingerprint"
 """Key of a manifest's `data`: the tokenizer that the training data was made with."""
@@ -204,9 +211,11 @@ def _lines(path: Path, last_step: float) -> Iterator[dict[str, Any]]:
 
 
 def _origin(manifest: Manifest, init_from: str | None) -> Origin | None:
-    """Where the weights came from: what the checkpoint was imported from, or what its run began with."""
+    """Where the weights came from: what the checkpoint was made from, or what its run began with."""
     if IMPORTED_FROM in manifest.data:
         return Origin(manifest.data[IMPORTED_FROM], manifest.data.get(LICENCE))
+    if UPCYCLED_FROM in manifest.data:
+        return Origin(_name_of(Path(manifest.data[UPCYCLED_FROM])), None)
     if init_from is None:
         return None
     folder = Path(init_from)
@@ -218,6 +227,12 @@ def _origin(manifest: Manifest, init_from: str | None) -> Origin | None:
     except CheckpointError:
         before = None
     return before or Origin(folder.name, None)
+
+
+def _name_of(checkpoint: Path) -> str:
+    """What people call a checkpoint: its run's name, where it lies in one."""
+    *_, run, folder, step = "", "", *checkpoint.parts
+    return run if folder == catalog.CHECKPOINTS else step
 
 
 def _data_set(source: dict[str, Any]) -> DataSet:

@@ -12,7 +12,7 @@ then needs neither transformers nor the folder.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -133,7 +133,9 @@ def _take_tokenizer(folder: Path, partial: Path) -> tuple[Tokenizer | None, list
         return None, [f"Imported without a tokenizer: {error}"]
 
 
-def write_weights_only(step: Path, source: WeightSource, model: Architecture, *, data: dict[str, str | None]) -> None:
+def write_weights_only(
+    step: Path, source: WeightSource, model: Architecture, *, data: Mapping[str, str | int | None]
+) -> None:
     """Write the files of a checkpoint that has weights and no moments.
 
     Args:
@@ -145,7 +147,7 @@ def write_weights_only(step: Path, source: WeightSource, model: Architecture, *,
     table = stored_table(model)
     sizes = {name: BYTES_PER_PARAMETER * prod(weight.shape) for name, weight in table.items()}
     manifest = Manifest(
-        progress=Progress(), model=model.model_dump(mode="json"), layout={}, tensors={}, files={}, data=data
+        progress=Progress(), model=model.model_dump(mode="json"), layout={}, tensors={}, files={}, data=dict(data)
     )
     manifest.megalite = __version__
     for number, names in enumerate(group_by_size(sizes, FILE_BYTES)):

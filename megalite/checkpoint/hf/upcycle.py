@@ -22,6 +22,14 @@ from megalite.architecture.weights import Rectangle, Weight
 from megalite.checkpoint.averaged_weights import model_weights
 from megalite.checkpoint.format import folder_name, stored_model
 from megalite.checkpoint.hf.folders import building, find_checkpoint, require_room
+from megalite.checkpoint.hf.provenance import (
+    IMPORTED_FROM,
+    LICENCE,
+    TOKENIZER_FINGERPRINT,
+    UPCYCLED_FROM,
+    UPDATES_BEFORE,
+    trace,
+)
 from megalite.checkpoint.hf.to_checkpoint import BYTES_PER_PARAMETER, write_weights_only
 from megalite.checkpoint.reader import CheckpointReader
 from megalite.config.checks_moe import check_experts
@@ -29,8 +37,6 @@ from megalite.errors import CheckpointError, ConversionError
 from megalite.model.initialize import FreshWeights, WeightSource
 from megalite.model.lora import WithAdaptersAdded, without_lora
 from megalite.model.scales import without_scales
-
-UPCYCLED_FROM = "upcycled_from"
 
 
 @dataclass(frozen=True)
@@ -117,10 +123,15 @@ def _with_experts(dense: Architecture, settings: Mapping[str, int]) -> Architect
     return model
 
 
-def _origin(reader: CheckpointReader) -> dict[str, str | None]:
+def _origin(reader: CheckpointReader) -> dict[str, str | int | None]:
     """What the manifest says of where the weights are from; a tokenizer is named by its whole path."""
-    data: dict[str, str | None] = {UPCYCLED_FROM: str(reader.folder.resolve())}
-    tokenizer = reader.manifest.data.get("tokenizer")
+    manifest, data = reader.manifest, dict[str, str | int | None]()
+    data |= {UPCYCLED_FROM: str(reader.folder.resolve()), UPDATES_BEFORE: manifest.progress.num_updates}
+    if (began := trace(reader.folder, manifest).origin) is not None:
+        data |= {IMPORTED_FROM: began.name, LICENCE: began.license}
+    if TOKENIZER_FINGERPRINT in manifest.data:
+        data[TOKENIZER_FINGERPRINT] = manifest.data[TOKENIZER_FINGERPRINT]
+    tokenizer = manifest.data.get("tokenizer")
     if isinstance(tokenizer, str):
         beside = reader.folder.parent / tokenizer
         data["tokenizer"] = str(beside.resolve()) if beside.is_dir() else tokenizer
