@@ -119,11 +119,18 @@ class LaunchFolder:
     def write_state(self, **changes: Any) -> dict[str, Any]:
         """Change some keys of the state; a reader sees the old one or the new one."""
         state = {**self.read_state(), **changes, "time": round(time.time(), 3)}
+        self.replace_state(state)
+        return state
+
+    def replace_state(self, state: dict[str, Any]) -> None:
+        """Put another state in its place; an empty one is none."""
+        if not state:
+            self.state.unlink(missing_ok=True)
+            return
         self.path.mkdir(parents=True, exist_ok=True)
         partial = self.state.with_name(f".state-{os.getpid()}.tmp")
         partial.write_text(json.dumps(state, indent=1) + "\n", encoding="utf-8")
         os.replace(partial, self.state)
-        return state
 
     def say_waiting(self, what: str, since: float) -> None:
         """Say what the run waits for; nothing, when that is empty."""

@@ -82,6 +82,7 @@ def launch(config: Config, cluster: ClusterConfig, num_nodes: int | None = None)
         script = render_evaluation(folder.run_dir, cluster, cluster.evaluation)
         folder.evaluation_script.write_text(script, encoding="utf-8")
     folder.say_waiting("", time.time())
+    former = folder.read_state()
     folder.write_state(
         status="submitted",
         why=None,  # a former launch may have left one
@@ -92,7 +93,11 @@ def launch(config: Config, cluster: ClusterConfig, num_nodes: int | None = None)
         num_jobs=1,
         next_job=None,
     )
-    job = controller.submit(str(folder.script), option("chdir", os.getcwd()))
+    try:
+        job = controller.submit(str(folder.script), option("chdir", os.getcwd()))
+    except UserError:
+        folder.replace_state(former)  # nobody is to wait for a job that is none
+        raise
     folder.write_state(job=job)
     folder.add_event("launched", job=job)
     return planned, job

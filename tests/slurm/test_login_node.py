@@ -45,6 +45,24 @@ def test_fp8_is_launched_where_there_is_no_gpu(fp8_run, monkeypatch):
     assert LaunchFolder(fp8_run.run.dir.absolute()).read_state()["status"] == "submitted"
 
 
+@pytest.mark.parametrize("former", [{}, {"status": "gave up", "why": "no restart helped", "job": "6", "time": 1.5}])
+def test_what_could_not_be_submitted_is_not_waited_for(fp8_run, monkeypatch, former):
+    """The state of the run is what it was: none, or how its former launch has ended."""
+
+    class Refuses(Slurm):
+        def submit(self, script: str, *options: str) -> str:
+            raise UserError("sbatch refused: Invalid account")
+
+    monkeypatch.setattr(launch, "Controller", Refuses)
+    monkeypatch.setattr(launch, "check_cluster", lambda cluster, num_nodes: None)
+    folder = LaunchFolder(fp8_run.run.dir.absolute())
+    folder.replace_state(former)
+    with pytest.raises(UserError, match="Invalid account"):
+        launch.launch(fp8_run, ClusterConfig(gpus_per_node=1))
+    assert folder.read_state() == former
+    assert folder.state.exists() == bool(former)
+
+
 def test_nodes_that_cannot_run_it_say_so(fp8_run, monkeypatch, tmp_path):
     """By the check before the first attempt: the config is refused when all say the same, and else the one node."""
 
