@@ -8,6 +8,7 @@ import sys
 import pytest
 import torch
 
+from tests.kit.commands import script_modules
 from tests.kit.paths import ROOT
 
 TOOLS = ROOT / "tools" / "benchmarks"
@@ -143,11 +144,8 @@ def as_scripts(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_text("")
     (tmp_path / "folder").mkdir()
-    before = set(sys.modules)
-    yield
-    for name in set(sys.modules) - before:
-        if (getattr(sys.modules[name], "__file__", None) or "").startswith(str(TOOLS)):
-            del sys.modules[name]
+    with script_modules(TOOLS):
+        yield
 
 
 @pytest.mark.parametrize("name", WRONG)
