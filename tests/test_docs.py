@@ -9,9 +9,15 @@ import subprocess
 import pytest
 import yaml
 
+from megalite.config.load import load_config
+from megalite.config.plan import default_world_size
+from megalite.config.validate import validate
+from tests.kit.commands import parsed, shown_commands
 from tests.kit.docs import pages
 from tests.kit.paths import ROOT
 from tests.kit.runs import metrics, write_run
+
+TRAINING = ("megalite train", "megalite lr-find", "megalite verify-resume")
 
 
 @pytest.mark.parametrize("name", ["api.md", "extending.md", "library.md"])
@@ -28,6 +34,21 @@ def test_pages_name_files_that_are_there():
     for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
         named = set(re.findall(r"`([a-z_0-9/]+\.py)", page.read_text("utf-8")))
         assert page.name == "log.md" or named <= ends, (page.name, named - ends)
+
+
+def test_pages_show_commands_that_start(monkeypatch):
+    """Those that name a config of ours have words that `megalite` knows, and runs among them are valid; but for the
+    log, and what waits for a GPU, which has a test of its own."""
+    monkeypatch.chdir(ROOT)
+    trained = 0
+    for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
+        for words in shown_commands(page.read_text("utf-8")) if page.name not in ("log.md", "gpu-queue.md") else ():
+            name, given = parsed(words)
+            if name in TRAINING:
+                config = load_config(given["config"], given["overrides"] or ())
+                validate(config, default_world_size(config))
+                trained += 1
+    assert trained > 10
 
 
 def test_the_example_of_the_library(tmp_path, capsys):
