@@ -32,6 +32,7 @@ from megalite.config.trained import block_gradients
 from megalite.parallel.schedules.operations import Kind
 from megalite.parallel.schedules.simulation import ChunkCosts
 from megalite.planner.holdings import num_still_below
+from megalite.planner.practice import OURS, Practice
 
 COPIES_OF_OTHERS = 3
 """Of what a rank gets for its attention, at most at once: itself, the gradients, and these in the order in which they
@@ -55,11 +56,11 @@ class KeptByBlocks:
     """That a block has at work in the forward pass, of those that keep nothing since no gradient goes down to them."""
 
 
-def kept_by_blocks(config: Config, plan: RunPlan) -> KeptByBlocks:
+def kept_by_blocks(config: Config, plan: RunPlan, practice: Practice = OURS) -> KeptByBlocks:
     """Of all blocks of the model, those that predict further behind the others."""
     model, element_bytes = plan.model, ELEMENT_BYTES[config.precision.dtype]
     everything = range(model.num_layers + model.num_predictions)
-    kept, whole = (block_activations(config, plan, everything, kind) for kind in (recomputed(config, plan), "none"))
+    kept, whole = (_kept_of_each(config, plan, kind, practice) for kind in (recomputed(config, plan), None))
     again = [all_of_it - some for all_of_it, some in zip(whole, kept, strict=True)]
     kinds = kinds_of(plan, everything)
     made = {kind: model.block_of(kind) for kind in set(kinds)}
@@ -95,6 +96,31 @@ def kept_by_blocks(config: Config, plan: RunPlan) -> KeptByBlocks:
         for each in bounds
     ]
     return KeptByBlocks(kept, by_chunk, again, at_work, below=max((streams + mlp for mlp in mlps), default=0))
+
+
+def _kept_of_each(config: Config, plan: RunPlan, modes: Sequence[str] | None, practice: Practice) -> list[int]:
+    """Of all blocks, those that predict further behind the others, with scores where attention writes them.
+
+    Args:
+        modes: what each makes again; None for nothing.
+    """
+    blocks = range(plan.model.num_layers + plan.model.num_predictions)
+    kept = block_activations(config, plan, blocks, "none" if modes is None else modes)
+    if practice.fused_attention:
+        return kept
+    redone = ("full", "selective", "compiled") if practice.redoes_attention else ("full",)
+    return [
+        each + (0 if modes is not None and modes[index] in redone else score_bytes(config, plan, block))
+        for index, (each, block) in enumerate(zip(kept, map(plan.model.block_of, kinds_of(plan, blocks)), strict=True))
+    ]
+
+
+def score_bytes(config: Config, plan: RunPlan, block: BlockSpec) -> int:
+    """Of a token, what attention that writes its scores keeps of them: the softmax's result, and with dropout its mask,
+    a byte each, and what it leaves (Korthikanti et al. 2022, section 4.1)."""
+    a = ELEMENT_BYTES[config.precision.dtype]
+    each = 2 * a + 1 if plan.model.dropout > 0.0 else a
+    return each * config.batch.seq_len * block.attention.num_heads // plan.tp
 
 
 def _at_work_of_half(again: Sequence[int], kept: Sequence[int], held: Sequence[int], blocks: range) -> int:
@@ -236,9 +262,10 @@ def in_mlp(config: Config, plan: RunPlan, blocks: Iterable[int]) -> int:
     return min((chunk or tokens) * pieces, tokens) * widest
 
 
-def in_attention(config: Config, plan: RunPlan, blocks: Iterable[int]) -> int:
+def in_attention(config: Config, plan: RunPlan, blocks: Iterable[int], practice: Practice = OURS) -> int:
     """Of a token, what a block has when what its MLP kept is gone: its gradients in the norm before it, of
-    context-parallel ranks, or halves of queries and keys while they are rotated, where the norm's is gone too."""
+    context-parallel ranks, of scores where these are written, or halves of queries and keys while they are rotated,
+    where the norm's is gone too."""
     a, stream = ELEMENT_BYTES[config.precision.dtype], stream_width(config, plan)
     are_compiled, norm = is_compiled(config, plan), NORMS[plan.model.norm]
     of_norm = (norm_gradients(config) if norm.keeps_wide and not are_compiled else 0) * FP32_BYTES * stream
@@ -251,7 +278,8 @@ def in_attention(config: Config, plan: RunPlan, blocks: Iterable[int]) -> int:
             halves = 4 if a == FP32_BYTES else 6  # what is in fp32 need not be made so
             rotated = halves * FP32_BYTES * (attention.q_width + attention.kv_width) // 2 // plan.tp
             rotated -= kept_by_norm if block.norm_before else 0
-        beside = max(_of_others(config, plan, block), rotated, of_norm if block.norm_before else 0)
+        of_scores = 0 if practice.fused_attention else a * config.batch.seq_len * attention.num_heads // plan.tp
+        beside = max(_of_others(config, plan, block), rotated, of_norm if block.norm_before else 0, of_scores)
         return beside - mlp_bytes(block.feed_forward, element_bytes=a, tp=plan.tp)
 
     return max((inside(block) for block in blocks_among(plan, blocks)), default=0)

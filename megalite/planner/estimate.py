@@ -107,7 +107,7 @@ def estimate(
     plan = make_plan(config, world_size, vocab_size)
     memory = Memory([0] * plan.pp, [0] * plan.pp)
     for each in _of_one_length(config, plan, vocab_size):
-        for stage in memory_by_stage(*each):
+        for stage in memory_by_stage(*each, practice):
             memory.add(stage)
     return _timed(config, plan, machine, memory, overrides, practice)
 
@@ -126,7 +126,7 @@ def estimate_if_fits(
     plan = make_plan(config, world_size, vocab_size)
     usable, of_host, memory = usable_memory(machine), usable_host_memory(machine), Memory([0] * plan.pp, [0] * plan.pp)
     for each in _of_one_length(config, plan, vocab_size):
-        for stage in each_stage(*each):
+        for stage in each_stage(*each, practice):
             if _taken(config, machine, stage.total) > usable or stage.host > of_host:
                 return None
             memory.add(stage)

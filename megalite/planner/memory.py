@@ -45,6 +45,7 @@ from megalite.planner.block_memory import (
     stream_width,
 )
 from megalite.planner.holdings import numbers_by_stage, rounded_bytes_by_stage
+from megalite.planner.practice import OURS, Practice
 from megalite.planner.update_memory import update_bytes_by_stage
 
 
@@ -79,22 +80,26 @@ class StageMemory:
         return {**asdict(self), "total": self.total}
 
 
-def memory_by_stage(config: Config, plan: RunPlan) -> tuple[StageMemory, ...]:
-    """Peak memory of the ranks of every pipeline stage, first to last, in the largest step that the run may have."""
-    return tuple(each_stage(config, plan))
+def memory_by_stage(config: Config, plan: RunPlan, practice: Practice = OURS) -> tuple[StageMemory, ...]:
+    """Peak memory of the ranks of every pipeline stage, first to last, in the largest step that the run may have.
+
+    Args:
+        practice: of the software: whether attention writes its scores, and makes them again. All else is megalite's.
+    """
+    return tuple(each_stage(config, plan, practice))
 
 
-def each_stage(config: Config, plan: RunPlan) -> Iterator[StageMemory]:
+def each_stage(config: Config, plan: RunPlan, practice: Practice = OURS) -> Iterator[StageMemory]:
     """The same, one after the other: who looks for a stage that does not fit need not wait for the others."""
     most = max(micro_batch_counts(config, plan))
     schedule = pipeline_schedule(config, plan, most if plan.own_schedule is not None else few_rounds(most, plan.pp))
     numbers = numbers_by_stage(config, plan)
-    blocks = kept_by_blocks(config, plan)
+    blocks = kept_by_blocks(config, plan, practice)
     tokens = micro_batch_tokens(config)
     changes = [tokens * each for each in memory_changes(blocks.by_chunk)]
     at_work = [tokens * each.get(kind, 0) for each in blocks.at_work for kind in KINDS]
     for stage, (each, codes) in enumerate(zip(numbers, schedule.codes, strict=True)):
-        yield _stage_memory(config, plan, stage, each, _Passes(codes, changes, at_work), blocks)
+        yield _stage_memory(config, plan, stage, each, _Passes(codes, changes, at_work, practice), blocks)
 
 
 def on_device(config: Config, device_type: str) -> Config:
@@ -110,6 +115,7 @@ class _Passes(NamedTuple):
     """That it adds to what is kept."""
     at_work: ByPass
     """That it has for a moment."""
+    practice: Practice
 
 
 def _stage_memory(
@@ -186,7 +192,8 @@ def _activations(config: Config, plan: RunPlan, stage: int, passes: _Passes, at_
     mine = plan.blocks_of(stage)
     in_blocks = int(peak_kept(passes.codes, passes.changes))
     again = max(0, int(peak_at_work(passes.codes, passes.changes, passes.at_work)) - in_blocks)
-    inside = max(in_mlp(config, plan, mine), micro_batch_tokens(config) * in_attention(config, plan, mine))
+    of_attention = in_attention(config, plan, mine, passes.practice)
+    inside = max(in_mlp(config, plan, mine), micro_batch_tokens(config) * of_attention)
     if not at_the_head:
         return in_blocks, again + inside, 0
     of_head = memory_changes([ChunkCosts(kept=at_the_head, held=at_the_head)])

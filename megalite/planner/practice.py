@@ -10,7 +10,7 @@ class Practice:
     """The defaults are ours."""
 
     fused_attention: bool = True
-    """Scores are never written (FlashAttention)."""
+    """Scores are never written (FlashAttention), nor kept."""
     skips_hidden: bool = True
     """Scores of later tokens are never made."""
     hides_reductions: bool = True

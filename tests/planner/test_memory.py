@@ -22,6 +22,7 @@ from megalite.model.transformer import documents_of
 from megalite.planner.block_memory import block_activations, rotation_bytes
 from megalite.planner.holdings import parameters_by_stage
 from megalite.planner.memory import memory_by_stage
+from megalite.planner.practice import Practice
 
 SMALL = {"hidden_size": 64, "num_layers": 4, "num_heads": 4, "ffn_hidden_size": 192, "vocab_size": 128}
 
@@ -361,3 +362,24 @@ def test_buffers_follow_the_json():
     assert memory_by_stage(config, plan)[0].buffers == 2 * bucket + 2 * bucket
     config, plan = planned(1, parallel={"zero_stage": 0}, precision={"dtype": "fp32"})
     assert memory_by_stage(config, plan)[0].buffers == 0
+
+
+def test_scores_that_are_written():
+    """Software whose attention is not fused keeps the softmax's result of each head, token and token before, 2 bytes,
+    and with dropout a mask and what it leaves; made again, they are there for a block at a time."""
+    written, redone = (Practice(fused_attention=False, redoes_attention=is_redone) for is_redone in (False, True))
+
+    def bytes_more(practice: Practice, recompute: str, **model: float) -> int:
+        settings = {"batch": {"seq_len": 512}, "train": {"steps": 1, "recompute": recompute, "compile": "off"}}
+        config, plan = planned(model=model, **settings)
+        (plain,), (found,) = memory_by_stage(config, plan), memory_by_stage(config, plan, practice)
+        return found.activations - plain.activations
+
+    scores, of_mlp = 2 * 4 * 512 * 512, 2 * 3 * 192 * 512
+    beside = scores - 2 * of_mlp  # a gradient, when what the MLP kept and its gradients are gone
+    for settings, kept in (({}, scores), ({"dropout": 0.1}, scores * 5 // 2)):
+        for practice in (written, redone):
+            assert bytes_more(practice, "none", **settings) == 4 * kept + beside
+            assert bytes_more(practice, "full", **settings) == kept + beside
+        assert bytes_more(written, "selective", **settings) == 4 * kept + beside
+        assert bytes_more(redone, "selective", **settings) == kept + beside
