@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from megalite.cli.paths import named_file
+from megalite.cli.paths import named_file, not_an_input
 from megalite.errors import UserError
 
 if TYPE_CHECKING:
@@ -61,6 +61,8 @@ def generate(
         raise UserError(f"{out}: texts are written as .jsonl or .txt; give a name with one of these endings")
     if out is not None and as_json:
         raise UserError("--out and --json: both say where texts go; give one of them, --out NAME.jsonl for a file")
+    if prompts is not None:
+        not_an_input(out, prompts)
     asked = [Prompt(prompt)] if prompts is None else read_prompts(prompts)
     model = TextModel(folder)
     model.require_room([each.text for each in asked], max_new_tokens)

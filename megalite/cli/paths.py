@@ -35,9 +35,11 @@ def named_file(path: Path | None) -> Path | None:
 
 
 def not_an_input(path: Path | None, *inputs: Path) -> None:
-    """Refuse to write over what is read."""
+    """Refuse to write over a file that is read, or one in a folder that is."""
     for each in inputs:
-        if path is not None and path.exists() and each.exists() and path.samefile(each):
+        if path is None or not path.exists() or not each.exists():
+            continue
+        if path.samefile(each) or any(parent.samefile(each) for parent in path.resolve().parents):
             raise UserError(f"{path}: is read here, and would be written over; give another name")
 
 

@@ -9,7 +9,7 @@ import typer
 
 from megalite.cli.config import ASSUMED_VOCAB_SIZE, ConfigFile, Overrides
 from megalite.cli.data.options import report_console
-from megalite.cli.paths import Drawing, named_file
+from megalite.cli.paths import Drawing, named_file, not_an_input
 
 MIN_COLUMNS = 40
 """Of a timeline, on the narrowest terminal."""
@@ -77,6 +77,7 @@ def pipeline(
     from megalite.planner.pipeline import describe, report_pipeline
     from megalite.planner.timeline import LEGEND, NAME_COLUMNS, draw_lines, draw_page
 
+    not_an_input(out, config)
     loaded = load_run(config, overrides or ())
     num_ranks = world_size or default_world_size(loaded)
     validate(loaded, num_ranks)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from megalite.cli.data.options import Include, Set, TextField, Workers, make_settings, open_corpus, report_console
-from megalite.cli.paths import named_file
+from megalite.cli.paths import named_file, not_an_input
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -39,6 +39,7 @@ def show(
     from megalite.data import show as showing
     from megalite.data.run_config import load_run
 
+    not_an_input(out, config)
     wanted = showing.parse_steps(steps)
     settings = load_run(config, overrides or [])
     sizes = batch_sizes_of(settings)
@@ -150,6 +151,7 @@ def effects(
     from megalite.corpus.recipe import CleanConfig
     from megalite.errors import UserError
 
+    not_an_input(out, *inputs or (), *([recipe] if recipe else []))
     given = load_recipe(recipe, [f"clean.{each}" for each in settings or ()]) if recipe else None
     if not inputs and given is None:
         raise UserError("nothing to read: name files or folders, or a recipe with --recipe")

@@ -21,7 +21,7 @@ from megalite.cli.data.options import (
     report_console,
     working,
 )
-from megalite.cli.paths import named_file
+from megalite.cli.paths import named_file, not_an_input
 
 
 def train_tokenizer(
@@ -128,6 +128,7 @@ def rank(
     from megalite.data.ranking import load_scores, write_ranks
     from megalite.data.sources import open_source, tokens_folder
 
+    not_an_input(out, *_files_of(source), *_files_of(tokens_folder(source)), Path(scores))
     opened = open_source(SourceConfig(path=source), name=source.name, seq_len=seq_len)
     is_file = scores.endswith(".npy")
     if is_file:
@@ -136,3 +137,15 @@ def rank(
         numbers = read_scores(tokens_folder(source), scores)
     write_ranks(opened.layout, numbers, out)
     typer.echo(f"{out}: {opened.layout.num_samples} samples in rising order")
+
+
+def _files_of(source: Path) -> list[Path]:
+    """What a folder of tokens, or a Megatron pair, consists of."""
+    from megalite.data.indexed import bin_path, idx_path
+    from megalite.data.sources import pair_prefix
+    from megalite.stations.manifest import FILE_NAME, find_manifest
+
+    found = find_manifest(source) if source.is_dir() else None
+    if found is None:
+        return [bin_path(pair_prefix(source)), idx_path(pair_prefix(source))]
+    return [source / name for name in (FILE_NAME, *(each.path for each in found.outputs))]
