@@ -80,7 +80,8 @@ class Machine(Section):
     host_memory_gib: PositiveFloat | None = None
     """Of a node, for what its ranks keep outside of their devices; None where nobody knows."""
     halves: PositiveFloat = 1.0
-    """Rate of gathers and scatters, over that of the all-reduce that they are the halves of."""
+    """Rate of gathers and scatters, over that of the all-reduce that they are the halves of: of tp with sequence
+    parallelism, and over replicas (`replica_seconds` says which)."""
     meeting: PositiveFloat | None = None
     """Seconds that a gather or a scatter within a block takes besides its bytes, and an all-reduce twice, where the
     same cores compute and send: until all ranks have come and are awake. None where it begins within `overhead`."""

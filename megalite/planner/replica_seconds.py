@@ -2,6 +2,11 @@
 
 Where weights are divided over the replicas, they are gathered for each pass of each micro-batch and their gradients
 reduced behind it: messages that the passes hide, and copies beside them, in and out of what is sent, that they do not.
+
+Gathers and scatters have the rate that a machine's `halves` says, wherever they are those that it was measured of: on
+GPUs, where the native engine and FSDP2 ask NCCL for the same two, all (DeepSpeed's are counted alike). On CPUs those of
+divided weights; the native engine's go by other ways of gloo's there (`engine.native.replication`), and are counted at
+the rate of a sum, with which measured runs are met better (docs/log.md).
 """
 
 from __future__ import annotations
@@ -73,7 +78,12 @@ def _messages(
     behind = (count if plan.sharding.gradients else _last_passes(config, plan)) * backward
     if not plan.sharding.optimizer:
         return [(gradients + 2 * buckets, behind)]
-    return [(gradients + buckets, behind), (weights + buckets, _last_passes(config, plan) * backward / 2)]
+    rate = machine.halves if machine.hides_messages else 1.0
+    of_sums = rate if config.precision.reduce_bits is None else 1.0  # in few bits it is an all-to-all
+    return [
+        (gradients / of_sums + buckets, behind),
+        (weights / rate + buckets, _last_passes(config, plan) * backward / 2),
+    ]
 
 
 def _last_passes(config: Config, plan: RunPlan) -> float:

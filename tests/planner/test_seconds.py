@@ -369,6 +369,31 @@ def test_seconds_are_those_of_the_bytes_that_travel(monkeypatch, parallel: dict,
     assert found == pytest.approx(sent.total / (machine.link * machine.constants.links))
 
 
+@pytest.mark.parametrize(
+    ("parallel", "precision", "times"),
+    [
+        ({"zero_stage": 0}, {}, 1),
+        ({"zero_stage": 1}, {}, 2),
+        ({"zero_stage": 1}, {"reduce_bits": 8, "gather_bits": 8}, 1.5),  # an all-to-all, and a gather of as much
+        ({"zero_stage": 2, "engine": "deepspeed"}, {}, 2),
+        ({"zero_stage": 3, "engine": "fsdp2"}, {}, 2),
+    ],
+)
+def test_gathers_and_scatters_have_a_rate_of_their_own(monkeypatch, parallel: dict, precision: dict, times: float):
+    """On GPUs those of every engine, which are the same of NCCL's; sums of all have that of links. On CPUs those of
+    weights that are divided, alone."""
+    monkeypatch.setattr(replica_seconds, "HOP_SECONDS", 0.0)
+    monkeypatch.setattr(replica_seconds, "COPY_RATE", float("inf"))
+    layout, unhidden = {"parallel": parallel, "precision": precision}, Practice(hides_reductions=False)
+
+    def sent(practice: Practice = OURS, **numbers: Any) -> float:
+        return time_of(8, changed(**numbers), practice, **layout).parts["dp"]
+
+    assert sent(unhidden, halves=0.5) / sent(unhidden) == pytest.approx(times, rel=0.01)
+    on_cpus = sent(hides_messages=False, halves=0.5) / sent(hides_messages=False)
+    assert on_cpus == pytest.approx(2 if parallel["zero_stage"] == 3 else 1)
+
+
 def test_rings_over_nodes_have_every_adapter_of_theirs(monkeypatch):
     """A sum over whole nodes goes through as many adapters as it has ranks in each, up to what links carry; tp leaves
     it fewer, and a pipeline's message has one."""
