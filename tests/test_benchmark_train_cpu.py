@@ -1,7 +1,9 @@
-"""The benchmark of training speed: peers have their best lines, and a ratio is taken within a round."""
+"""The benchmark of training speed: peers have their best lines, and a ratio is taken within a round and told with how
+far it moved."""
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 
 import pytest
@@ -30,6 +32,10 @@ def test_peers_have_their_best_lines(benchmark):
         assert jobs[peer].compile
         assert jobs[f"{peer} medium"].matmul == "medium"
         assert jobs[f"{peer} bf16"].bf16
+    for case in ("DDP static", "DDP static medium", "DDP static bf16"):
+        assert jobs[case] == dataclasses.replace(jobs[case.replace("static", "compiled")], static=True)
+    for case in ("megalite", "megalite dp2", "megalite tp2"):
+        assert jobs[f"{case} medium"] == dataclasses.replace(jobs[case], matmul="medium")
     names = list(entries)
     for name, entry in entries.items():
         assert set(entry.against) <= set(names[: names.index(name)])
@@ -52,18 +58,37 @@ def test_ratios_are_of_one_round(benchmark):
     assert rows[1]["tokens_per_second"] == 440.0
 
 
+def test_ratios_say_how_far_they_moved(benchmark, capsys):
+    """The least and the most of the rounds, where there was more than one."""
+    train_cpu, _ = benchmark
+    pair = [train_cpu.Entry("peer", "g", 1, {}), train_cpu.Entry("ours", "g", 1, {}, ("peer",))]
+    results = {
+        "peer": dict(enumerate([figures(100.0, 500.0)] * 3)),
+        "ours": dict(enumerate(figures(speed, 400.0) for speed in (93.0, 110.0, 130.0))),
+    }
+    rows = train_cpu.summarise(pair, results)
+    assert rows[1]["ratios"]["peer"]["tokens_per_second"] == 1.1
+    moved, level = [0.93, 1.3], [0.8, 0.8]
+    by_cpu = {"tokens_per_second": moved, "tokens_per_cpu_second": moved, "peak_rss_mb": level}
+    assert rows[1]["spread"] == {"peer": by_cpu}
+    train_cpu.show(rows)
+    assert "1.10 [0.93 to 1.30] x (1.10 [0.93 to 1.30] by CPU time) peer, 0.80 of its memory" in capsys.readouterr().out
+
+
 def figures(speed: float, memory: float) -> dict[str, float]:
     return {"tokens_per_second": speed, "tokens_per_cpu_second": speed / 2.0, "peak_rss_mb": memory}
 
 
 def test_ranks_are_compiled_too(benchmark, monkeypatch):
-    """DDP's own line is compiled where that is asked for: what the steps call is torch.compile's."""
+    """DDP's own line is compiled where that is asked for: what the steps call is torch.compile's. And it has a static
+    graph where that is."""
     _, cases = benchmark
-    asked = []
+    asked, given = [], []
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setattr(cases.torch, "compile", lambda model: asked.append(type(model).__name__))
-    monkeypatch.setattr(
-        cases.torch.nn.parallel, "DistributedDataParallel", type("DDP", (), {"__init__": lambda *_: None})
-    )
-    cases.plain_step(cases.Job("plain", vocab=8, compile=True))
-    assert asked == ["DDP"]
+    ddp = type("DDP", (), {"__init__": lambda self, model, **options: given.append(options)})
+    monkeypatch.setattr(cases.torch.nn.parallel, "DistributedDataParallel", ddp)
+    for is_static in (False, True):
+        cases.plain_step(cases.Job("plain", vocab=8, compile=True, static=is_static))
+    assert asked == ["DDP"] * 2
+    assert given == [{}, {"static_graph": True, "gradient_as_bucket_view": True}]

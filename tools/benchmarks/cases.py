@@ -36,6 +36,8 @@ class Job:
     """For `torch.set_float32_matmul_precision`; with "medium" fp32 products may go through bf16."""
     bf16: bool = False
     """Autocast of a peer; of megalite, bf16 weights over fp32 masters."""
+    static: bool = False
+    """Of DDP: every step has the same graph, and gradients lie in what is reduced."""
     tp: int = 1
     pp: int = 1
     zero_stage: int = 1
@@ -72,7 +74,8 @@ def plain_step(job: Job) -> Step:
     torch.manual_seed(0)
     model = Llama(job.shape)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
-    run = torch.nn.parallel.DistributedDataParallel(model) if world_size() > 1 else model
+    of_ddp = {"static_graph": True, "gradient_as_bucket_view": True} if job.static else {}
+    run = torch.nn.parallel.DistributedDataParallel(model, **of_ddp) if world_size() > 1 else model
     run = torch.compile(run) if job.compile else run
 
     def step(number: int) -> None:

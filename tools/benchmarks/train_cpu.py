@@ -6,13 +6,14 @@
 Workload W1: Llama style, hidden 384, 6 layers, 6 heads, ffn 1024, tied, sequences of 512, micro-batches of 4, fp32,
 AdamW, clipping. Two cores: one process with two threads, or two with one. All cases get the same allocator settings and
 are interleaved, round by round, because the speed of a shared machine drifts: a ratio is the median over the rounds of
-what the two cases did in the same round. Peers run by each of their lines: eager, compiled, with "medium" products
-(`torch.set_float32_matmul_precision`), under bf16 autocast; ours stands against every one, the fastest first.
+what the two cases did in the same round, with the least and the most in brackets. Peers run by each of their lines:
+eager, compiled, with "medium" products (`torch.set_float32_matmul_precision`), under bf16 autocast; DDP also with a
+static graph whose gradients lie in its buckets. Ours stands against every one, the fastest first.
 litgpt and Megatron-core run where they are installed.
 
 `--profile` shows for each case of one process where its time goes, and its share of the machine's own rate of products.
 
-On a machine that others use, the clock measures them too; the ratio by CPU time, in brackets, is then the better one.
+On a machine that others use, the clock measures them too; the ratio by CPU time is then the better one.
 """
 
 from __future__ import annotations
@@ -63,6 +64,8 @@ COMPILED = {"compile": True, "warmup": 5}
 TINY = {"hidden": 64, "layers": 2, "seq_len": 64, "micro_batch_size": 1, "vocab": 512, "warmup": 50, "steps": 200}
 """Products of which take nothing: what is left is what a step costs by itself."""
 MEDIUM, BF16 = {"matmul": "medium"}, {"bf16": True}
+"""Of ours, the first is what `precision.products=bf16` tells torch on CPUs with AMX."""
+STATIC = COMPILED | {"static": True}
 
 
 def entries(vocab: int) -> list[Entry]:
@@ -83,6 +86,9 @@ def entries(vocab: int) -> list[Entry]:
         Entry("DDP compiled", "dp2", 2, plain | COMPILED),
         Entry("DDP compiled medium", "dp2", 2, plain | COMPILED | MEDIUM),
         Entry("DDP compiled bf16", "dp2", 2, plain | COMPILED | BF16),
+        Entry("DDP static", "dp2", 2, plain | STATIC),
+        Entry("DDP static medium", "dp2", 2, plain | STATIC | MEDIUM),
+        Entry("DDP static bf16", "dp2", 2, plain | STATIC | BF16),
     ]
     tp2 = [
         Entry("torch tp2", "tp2", 2, {"case": "torch-tp", "vocab": vocab, "tp": 2}),
@@ -100,9 +106,11 @@ def entries(vocab: int) -> list[Entry]:
         Entry("megalite bf16", "one", 1, ours | BF16, in_one),
         *dp2,
         Entry("megalite dp2", "dp2", 2, ours, in_dp2, ("DDP eager", 1.15)),
+        Entry("megalite dp2 medium", "dp2", 2, ours | MEDIUM, in_dp2),
         Entry("megalite dp2 bf16", "dp2", 2, ours | BF16, in_dp2),
         *tp2,
         Entry("megalite tp2", "tp2", 2, ours | {"tp": 2}, in_tp2, ("megatron tp2", 1.1)),
+        Entry("megalite tp2 medium", "tp2", 2, ours | {"tp": 2} | MEDIUM, in_tp2),
         Entry(
             "megalite pp2",
             "pp2",
@@ -172,7 +180,8 @@ def measure(chosen: list[Entry], rounds: int) -> Results:
 
 
 def summarise(chosen: list[Entry], results: Results) -> list[dict]:
-    """Median figures of each case, and its ratios to the cases it is compared with, each taken within a round."""
+    """Median figures of each case, and its ratios to the cases it is compared with, each taken within a round: medians,
+    and as `spread` the least and the most."""
     rows = []
     for entry in chosen:
         own = results[entry.name]
@@ -180,12 +189,15 @@ def summarise(chosen: list[Entry], results: Results) -> list[dict]:
             continue
         row = {"case": entry.name, "group": entry.group}
         row |= {key: round(_median(each[key] for each in own.values()), 1) for key in MEASURED}
-        ratios = {}
+        ratios, spread = {}, {}
         for name in entry.against:
             pairs = [(own[number], peer) for number, peer in results.get(name, {}).items() if number in own]
             if pairs:
-                ratios[name] = {key: round(_median(a[key] / b[key] for a, b in pairs), 3) for key in MEASURED}
-        rows.append(row | ({"ratios": ratios} if ratios else {}) | ({"asked": entry.asked} if entry.asked else {}))
+                found = {key: [a[key] / b[key] for a, b in pairs] for key in MEASURED}
+                ratios[name] = {key: round(_median(each), 3) for key, each in found.items()}
+                spread[name] = {key: [round(min(each), 3), round(max(each), 3)] for key, each in found.items()}
+        row |= {"ratios": ratios, "spread": spread} if ratios else {}
+        rows.append(row | ({"asked": entry.asked} if entry.asked else {}))
     return rows
 
 
@@ -203,8 +215,14 @@ def show(rows: list[dict]) -> None:
         asked_of, asked = row.get("asked", ("", 0.0))
         for name, ratio in sorted(row.get("ratios", {}).items(), key=lambda item: item[1]["tokens_per_second"]):
             said = f"  (asked {asked})" if name == asked_of else ""
-            speed, by_cpu, memory = (ratio[key] for key in MEASURED)
-            print(f"  {speed:5.2f} x ({by_cpu:.2f}) {name}, {memory:.2f} of its memory{said}")
+            speed, by_cpu, memory = (_with_spread(ratio[key], row["spread"][name][key]) for key in MEASURED)
+            print(f"  {speed} x ({by_cpu} by CPU time) {name}, {memory} of its memory{said}")
+
+
+def _with_spread(ratio: float, spread: list[float]) -> str:
+    """A ratio's median, and between which it lay where it was taken more than once and moved."""
+    least, most = (f"{each:.2f}" for each in spread)
+    return f"{ratio:.2f}" + ("" if least == most else f" [{least} to {most}]")
 
 
 def main() -> None:
