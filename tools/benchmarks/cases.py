@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from plain_llama import Llama, Shape
-from step_profile import profile_step
+from step_profile import accompany_profile, profile_step
 
 
 @dataclass(frozen=True)
@@ -274,15 +274,17 @@ def main() -> None:
     replicas = world_size() if job.case == "plain" else world_size() // (job.tp * job.pp)
     replicas = 1 if job.case in ("torch-tp", "megatron-tp") else replicas
     num_tokens = job.steps * job.accum * job.micro_batch_size * job.shape.seq_len * replicas
+    dtype, number = torch.bfloat16 if job.bf16 else torch.float32, job.warmup + job.steps
     if rank() == 0:
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         speeds = {"tokens_per_second": num_tokens / seconds, "tokens_per_cpu_second": num_tokens / cpu_seconds}
         found = {**speeds, "peak_rss_mb": peak}
         if job.profile:
-            dtype = torch.bfloat16 if job.bf16 else torch.float32
-            number, took = job.warmup + job.steps, seconds / job.steps
-            found["profile"] = profile_step(step, number, dtype, flops=job.product_flops, step_seconds=took)
+            took, flops = seconds / job.steps, job.product_flops * replicas / world_size()
+            found["profile"] = profile_step(step, number, dtype, flops=flops, step_seconds=took)
         print(json.dumps(found), flush=True)
+    elif job.profile:
+        accompany_profile(step, number, dtype)
     os._exit(0)
 
 

@@ -11,7 +11,7 @@ eager, compiled, with "medium" products (`torch.set_float32_matmul_precision`), 
 static graph whose gradients lie in its buckets. Ours stands against every one, the fastest first.
 litgpt and Megatron-core run where they are installed.
 
-`--profile` shows for each case of one process where its time goes, and its share of the machine's own rate of products.
+`--profile` shows for each case where its first rank's time goes, and its share of the machine's own rate of products.
 
 On a machine that others use, the clock measures them too; the ratio by CPU time is then the better one.
 """
@@ -235,7 +235,7 @@ def main() -> None:
         "--cases", type=names_of(CASES), help="some of " + ", ".join(CASES) + "; all of the groups by default"
     )
     parser.add_argument("--out", type=out_file, help="write the figures to this JSON file")
-    parser.add_argument("--profile", action="store_true", help="show where the time of one process goes")
+    parser.add_argument("--profile", action="store_true", help="show where the first rank's time goes")
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # and ends what it has started
     chosen = [entry for entry in entries(arguments.vocab) if entry.group in arguments.only]
@@ -248,14 +248,13 @@ def main() -> None:
             print(f"{package} is not installed and left out; {install} to have it")
             chosen = [entry for entry in chosen if not entry.name.startswith(package)]
     if arguments.profile:
-        alone = [replace(entry, job=entry.job | {"profile": True}) for entry in chosen if entry.world_size == 1]
-        results = {entry.name: run(entry) for entry in alone}
-        for name, result in results.items():
-            if result is not None:
-                show_profile(name, result["profile"])
-        return
-    rows = summarise(chosen, measure(chosen, arguments.rounds))
-    show(rows)
+        results = {entry.name: run(replace(entry, job=entry.job | {"profile": True})) for entry in chosen}
+        rows = [{"case": name, **result["profile"]} for name, result in results.items() if result is not None]
+        for row in rows:
+            show_profile(row["case"], row)
+    else:
+        rows = summarise(chosen, measure(chosen, arguments.rounds))
+        show(rows)
     if arguments.out:
         given = {"vocab": arguments.vocab, "rounds": arguments.rounds}
         given |= {"steps": arguments.steps} if arguments.steps else {}
