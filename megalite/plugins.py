@@ -65,7 +65,7 @@ class Plugin:
     """A plug-in that is loaded."""
 
     name: str
-    """As the config names it; of an installed package, that of its entry point."""
+    """As the config names it; of an installed package, its own and that of its entry point."""
     origin: str
     """The file, and the package with its version where it has one."""
     digest: str = field(default="", repr=False)
@@ -179,9 +179,19 @@ def load_plugins(names: Iterable[str]) -> None:
 
 
 def name_for_all(names: Sequence[str]) -> None:
-    """Name plug-ins for this process and those that it starts, as `megalite --plugin` does."""
-    former = os.environ.get(VARIABLE)
-    os.environ[VARIABLE] = os.pathsep.join([*([former] if former else []), *_absolute(tuple(names))])
+    """Name plug-ins for this process and those that it starts, as `megalite --plugin` does.
+
+    Raises:
+        PluginError: one has in its path what stands between two.
+    """
+    wanted, former = _absolute(tuple(names)), os.environ.get(VARIABLE)
+    for name in wanted:
+        if os.pathsep in name:
+            raise PluginError(
+                f"{name}: found {os.pathsep!r} in it, which stands between two plug-ins in {VARIABLE}; give it a path "
+                "without, by a link or another folder, or name it under `plugins` in a config or recipe"
+            )
+    os.environ[VARIABLE] = os.pathsep.join([*([former] if former else []), *wanted])
 
 
 def loaded_plugins() -> tuple[Plugin, ...]:
@@ -195,7 +205,9 @@ def changed_plugins(former: object) -> list[str]:
     Args:
         former: digests by origin; anything else is from a time that had none.
     """
-    known = set(former.values()) if isinstance(former, Mapping) else {each.digest for each in _LOADED.values()}
+    if not isinstance(former, Mapping):
+        return []
+    known = {each for each in former.values() if isinstance(each, str)}  # of a damaged record anything
     return [each.origin for each in _LOADED.values() if each.digest not in known]
 
 
@@ -209,9 +221,11 @@ def _load_installed() -> None:
     if _INSTALLED_ARE_LOADED or _ORIGINS:
         return
     for point in sorted(importlib.metadata.entry_points(group=GROUP)):
-        package = f"{point.dist.name} {point.dist.version}" if point.dist is not None else "a package"
+        brings = "" if point.dist is None else point.dist.name
+        package = "a package" if point.dist is None else f"{brings} {point.dist.version}"
         advice = f"repair or uninstall {package}, which brings it"
-        _take_in(f"{GROUP}:{point.name}", point.value, package, partial(importlib.import_module, point.module), advice)
+        fetch = partial(importlib.import_module, point.module)
+        _take_in(f"{GROUP}:{brings}:{point.name}", point.value, package, fetch, advice)
     _INSTALLED_ARE_LOADED = True
 
 

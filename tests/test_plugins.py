@@ -10,6 +10,7 @@ import pytest
 
 from megalite import plugins
 from megalite.architecture.activations import ACTIVATIONS
+from megalite.cli.main import main
 from megalite.config.load import dump_config, load_config
 from megalite.config.optimizers import RULES
 from megalite.config.schedules import SCHEDULES
@@ -269,13 +270,27 @@ def test_installed_packages(tmp_path):
     options = {"capture_output": True, "text": True, "timeout": 100, "env": environment, "check": False}
     done = subprocess.run([sys.executable, "-c", code], **options)
     origin = f"{tmp_path}/brought_by_package.py, brought 2.5"
-    assert done.stdout.strip() == f"(Plugin(name='megalite.plugins:waves', origin='{origin}'),) []", done.stderr
+    assert done.stdout.strip() == f"(Plugin(name='megalite.plugins:brought:waves', origin='{origin}'),) []", done.stderr
     write_plugin(tmp_path, "1 / 0", "brought_by_package.py")
     done = subprocess.run([sys.executable, "-m", "megalite", "config", "presets"], **options)
     assert done.returncode == 2
     assert "ZeroDivisionError" in done.stderr
     assert "repair or uninstall brought 2.5, which brings it" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_two_packages_with_an_entry_point_of_one_name(tmp_path):
+    """Both are loaded, and both stand in a run's record."""
+    for number in (1, 2):
+        write_plugin(tmp_path, f"extend.activation('mine_{number}')(lambda x: x)", f"package_{number}.py")
+        info = tmp_path / f"package_{number}-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: package_{number}\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text(f"[megalite.plugins]\nrules = package_{number}\n")
+    code = "from megalite import plugins; plugins.load_plugins(()); print([p.origin for p in plugins.loaded_plugins()])"
+    environment = clean_environment() | {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    done = subprocess.check_output([sys.executable, "-c", code], text=True, timeout=100, env=environment)
+    assert done.strip() == str([f"{tmp_path}/package_{number}.py, package_{number} 1.0" for number in (1, 2)])
 
 
 def test_a_plugin_that_has_failed_can_be_mended(tmp_path):
@@ -331,6 +346,7 @@ def test_code_that_has_changed(tmp_path):
         assert changed_plugins(former) == [second]
         assert changed_plugins({}) == [moved, second]
         assert changed_plugins([first]) == []
+        assert changed_plugins({moved: ["damaged"], second: {}}) == [moved, second]
 
 
 def test_the_environment_names_some(tmp_path, monkeypatch):
@@ -343,6 +359,21 @@ def test_the_environment_names_some(tmp_path, monkeypatch):
     plugins.name_for_all(["not_my_module"])
     with pytest.raises(PluginError, match="there is no module not_my_module"):
         load_plugins(())
+
+
+def test_a_path_that_cannot_stand_in_the_environment(tmp_path, monkeypatch, capsys):
+    """It is refused by its whole name, also where only the working directory has the colon; a config can name it."""
+    folder = tmp_path / "a:b"
+    folder.mkdir()
+    path = write_plugin(folder, SINE)
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv(plugins.VARIABLE, "")
+    for name in (path, "mine.py"):
+        with pytest.raises(SystemExit) as ended:
+            main(["--plugin", name, "config", "presets"])
+        assert ended.value.code == 2
+        assert f"megalite: {path}: found ':' in it, which stands between two plug-ins" in capsys.readouterr().err
+    assert load_config(write_config(tmp_path, f"plugins: ['{path}']")).plugins == (path,)
 
 
 BY_HAND = {"model": {"vocab_size": 64, "hidden_size": 16, "num_layers": 1, "num_heads": 2}, "train": {"steps": 2}}
