@@ -10,6 +10,7 @@ import yaml
 from megalite.config.sections.precision import PrecisionConfig
 from megalite.errors import UserError
 from megalite.planner.machines import known_machines, load_machine
+from megalite.studies.calibrate import SPAN_OF_PASSES
 
 
 def test_files_that_come_along():
@@ -53,6 +54,25 @@ def edited(path: Path, **changes: object) -> Path:
         ({"memory_gib": "gone"}, "memory_gib"),
         ({"memory_gib": -80}, "memory_gib"),
         ({"network": float("nan")}, "network"),
+        ({"memory_gib": "80"}, 'memory_gib: found "80", expected a number above 0'),
+        ({"flops": {"bf16": "9.0e+14"}}, 'flops.bf16: found "9.0e.14", expected a number above 0'),
+        (
+            {"constants": {"products": "0.8", "passes": 1, "links": 1, "overhead": 1e-5}},
+            'constants.products: found "0.8", expected a number',
+        ),
+        ({"hides_messages": "yes"}, 'hides_messages: found "yes", expected true or false'),
+        ({"network": 400e6}, "network: 4e.08 bytes a second cannot be where link is 4.5e.11; at least 9e.08, or"),
+        ({"link": 5e9}, "network: 5e.10 bytes a second cannot be where link is 5e.09; at most 2.5e.10, or another"),
+        ({"flops": {"bf16": 989e12, "fp8": 198e12}}, "flops.fp8: 1.98e.14 a second cannot be where bf16 is 9.89e.14"),
+        ({"flops": {"bf16": 989e12, "fp32": 67e12, "tf32": 49e12}}, "flops.tf32: 4.9e.13 a second cannot be where fp"),
+        (
+            {"constants": {"products": 0.8, "passes": 1, "links": 7, "overhead": 1e-5}},
+            "constants.links: 7 of the bandwidth cannot be; at most 4",
+        ),
+        (
+            {"constants": {"products": 0.8, "passes": 90, "links": 1, "overhead": 1e-5}},
+            "constants.passes: 90 of the bandwidth cannot be; at most 10",
+        ),
         ({"colour": "green"}, "colour"),
         ({"flops": {"int8": 1e15}}, "flops"),
         ({"flops": {}}, "flops"),
@@ -82,6 +102,26 @@ def test_refused(tmp_path: Path, changes: dict, sentence: str):
     with pytest.raises(UserError, match=sentence) as error:
         load_machine(str(path))
     assert "mine.yaml" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"link": 32e9, "network": 0.125e9},  # PCIe 4.0, and gigabit Ethernet
+        {"network": 12.5e9 / 8},  # an adapter of 100 Gb/s for eight GPUs
+        {"link": 16e9, "network": 50e9},  # PCIe that GPUs share, and an adapter for each
+        {"flops": {"fp8": 989e12, "bf16": 989e12}},
+    ],
+)
+def test_unusual_machines_are_taken(tmp_path: Path, changes: dict):
+    assert load_machine(str(edited(tmp_path / "mine.yaml", **changes))).model_dump().items() >= changes.items()
+
+
+def test_calibrated_constants_are_taken(tmp_path: Path):
+    """Whatever `calibrate` may find."""
+    for passes in SPAN_OF_PASSES["cpu"]:
+        constants = {"products": 1.0, "passes": passes, "links": 1.0, "overhead": 1e-9}
+        assert load_machine(str(edited(tmp_path / "mine.yaml", constants=constants))).constants.passes == passes
 
 
 def test_no_such_machine(tmp_path: Path):
