@@ -11,8 +11,9 @@ import torch.distributed as dist
 
 from megalite.config.plan import make_plan
 from megalite.engine.fsdp2 import rounded
-from megalite.engine.native import replication
+from megalite.engine.native import buckets, replication
 from megalite.parallel import messages
+from megalite.planner import replica_seconds
 from megalite.planner.holdings import parameters_by_stage
 from megalite.planner.replica_traffic import bytes_by_stage, replica_bytes
 from megalite.planner.traffic import traffic_by_stage
@@ -119,3 +120,7 @@ def test_bytes_over_replicas():
                     assert count[2] == planned.near > 0
                 if name == "two hops":  # 2 of 4 in each group, and all of those within a node
                     assert planned.reduced_near == 2 * planned.reduced > 0
+
+
+def test_messages_are_as_large_as_the_engines_buckets():
+    assert replica_seconds.BUCKET_NUMBERS == buckets.BUCKET_NUMBERS
