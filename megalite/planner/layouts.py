@@ -20,7 +20,7 @@ LEAST_TOKENS_OF_CP = 2048
 """Of a rank: a sequence is not cut into less, or into less than a quarter of it where it has many ranks."""
 MANY_RANKS = 32
 """Of a sequence of the batch."""
-CHUNKS = (2, 3, 4, 5, 6, 8)
+CHUNKS = range(2, 9)
 """Of a rank, in interleaved pipelines."""
 RECOMPUTE = ("none", "selective", "full")
 """`Practice.recomputes` of ours, in order."""

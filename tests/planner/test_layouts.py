@@ -59,6 +59,14 @@ def test_what_software_always_does():
     assert {each.tp for each in found(replace(OURS, divides_sequences=False))} == {each.tp for each in found(OURS)}
 
 
+def test_numbers_of_chunks():
+    """All up to eight for which there are blocks."""
+    base = Config(model={**SIZES, "num_layers": 28}, batch={"global_batch_size": 32}, train={"steps": 1})
+    tried = {(each.pp, each.chunks) for each in found(OURS, base) if each.schedule == "interleaved"}
+    assert {chunks for pp, chunks in tried if pp == 2} == {2, 3, 4, 5, 6, 7, 8}
+    assert {chunks for pp, chunks in tried if pp == 4} == {2, 3, 4, 5, 6, 7}
+
+
 def test_records_where_a_layout_may():
     """`train.cuda_graphs` of a config goes with layouts whose configs may have it, on GPUs, and with no other."""
     base = BASE.model_copy(update={"train": BASE.train.model_copy(update={"cuda_graphs": True})})
