@@ -15,7 +15,8 @@ from megalite.parallel.schedules.kinds import SCHEDULES
 from megalite.planner.machines import Machine
 from megalite.planner.practice import Practice
 
-MOST_MICRO_BATCH = 16
+MOST_MICRO_BATCH, MOST_TOKENS = 16, 65_536
+"""Sequences of a rank at once, and more where they are short: so many tokens."""
 LEAST_TOKENS_OF_CP = 2048
 """Of a rank: a sequence is not cut into less, or into less than a quarter of it where it has many ranks."""
 MANY_RANKS = 32
@@ -188,7 +189,8 @@ def _of_mesh(
 ) -> Iterator[Candidate]:
     """Not of more sequences at once that are cut as well: fewer of each, cut less, go as fast and send less."""
     per_replica, pp = config.batch.global_batch_size // axes["dp"], axes["pp"]
-    sizes = (each for each in _divisors(per_replica) if each <= MOST_MICRO_BATCH)
+    most = max(MOST_MICRO_BATCH, MOST_TOKENS // config.batch.seq_len)
+    sizes = (each for each in _divisors(per_replica) if each <= most)
     for size in (each for each in sizes if gcd(each, axes["cp"]) == 1):
         tokens = size * config.batch.seq_len // axes["cp"]
         choices = product(

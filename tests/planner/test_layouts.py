@@ -67,6 +67,12 @@ def test_numbers_of_chunks():
     assert {chunks for pp, chunks in tried if pp == 4} == {2, 3, 4, 5, 6, 7}
 
 
+@pytest.mark.parametrize(("seq_len", "most"), [(512, 128), (1024, 64), (4096, 16), (16384, 16)])
+def test_short_sequences_come_in_larger_micro_batches(seq_len: int, most: int):
+    base = Config(model=SIZES, batch={"global_batch_size": 2048, "seq_len": seq_len}, train={"steps": 1})
+    assert max(each.micro_batch_size for each in found(OURS, base)) == most
+
+
 def test_records_where_a_layout_may():
     """`train.cuda_graphs` of a config goes with layouts whose configs may have it, on GPUs, and with no other."""
     base = BASE.model_copy(update={"train": BASE.train.model_copy(update={"cuda_graphs": True})})
