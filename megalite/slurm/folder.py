@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from megalite.errors import DataError
 from megalite.report.json_lines import Event, read_events
 from megalite.slurm.storage import retry_on_disk_fault
 from megalite.train.in_place import read_in_place, write_in_place
@@ -110,14 +111,34 @@ class LaunchFolder:
         return self.path / "attempts" / f"{number:05d}"
 
     def read_state(self) -> dict[str, Any]:
-        """What the supervisor wrote last; empty before the first launch."""
+        """What the supervisor wrote last; empty before the first launch.
+
+        Raises:
+            DataError: it is damaged.
+        """
         try:
-            return json.loads(self.state.read_text(encoding="utf-8"))
+            state = json.loads(self.state.read_text(encoding="utf-8"))
         except FileNotFoundError:
+            return {}
+        except (ValueError, RecursionError):
+            state = None
+        if not isinstance(state, dict):
+            raise DataError(f"{self.state}: damaged; launch the run again, where no job of it is live")
+        return state
+
+    def known_state(self) -> dict[str, Any]:
+        """The same, empty where it is damaged."""
+        try:
+            return self.read_state()
+        except DataError:
             return {}
 
     def write_state(self, **changes: Any) -> dict[str, Any]:
-        """Change some keys of the state; a reader sees the old one or the new one."""
+        """Change some keys of the state; a reader sees the old one or the new one.
+
+        Raises:
+            DataError: the old one is damaged.
+        """
         state = {**self.read_state(), **changes, "time": round(time.time(), 3)}
         self.replace_state(state)
         return state

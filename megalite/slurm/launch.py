@@ -82,7 +82,8 @@ def launch(config: Config, cluster: ClusterConfig, num_nodes: int | None = None)
         script = render_evaluation(folder.run_dir, cluster, cluster.evaluation)
         folder.evaluation_script.write_text(script, encoding="utf-8")
     folder.say_waiting("", time.time())
-    former = folder.read_state()
+    former = folder.known_state()  # no job is live, so nobody misses what was damaged
+    folder.replace_state(former)
     folder.write_state(
         status="submitted",
         why=None,  # a former launch may have left one

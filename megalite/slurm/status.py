@@ -128,11 +128,8 @@ def _read_state(folder: LaunchFolder) -> dict[str, Any]:
     Raises:
         UserError: it is damaged.
     """
-    try:
-        state = folder.read_state()
-    except (ValueError, RecursionError):
-        state = {}
-    if not isinstance(state, dict) or not state.keys() >= STATE_KEYS:
+    state = folder.known_state()
+    if not state.keys() >= STATE_KEYS:
         raise UserError(
             f"{folder.state}: damaged, or not of this version; `squeue` shows the run's jobs, its steps are in "
             f"{folder.run_dir / METRICS}, and `megalite launch stop {folder.run_dir}` ends it all the same"

@@ -124,7 +124,7 @@ def watch_supervisor(folder: LaunchFolder, job: str, channel: ControlChannel, pl
     time.sleep(place * SECONDS_BETWEEN_WATCHDOGS)
     why = handover["why"] if handover else f"no sign of it for {seconds:.0f} s"
     controller = Controller()
-    bad, next_job = (handover["nodes"] if handover else []), folder.read_state().get("next_job")
+    bad, next_job = (handover["nodes"] if handover else []), folder.known_state().get("next_job")
     excluded = bad if bad and next_job and controller.exclude_nodes(next_job, bad) else []
     with suppress(OSError):
         what = ENDED_BY_WATCHDOG[0] if handover else ENDED_BY_WATCHDOG[1]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, replace
 
-from megalite.errors import UserError
+from megalite.errors import DataError, UserError
 from megalite.slurm.cluster import ClusterConfig
 from megalite.slurm.controller import Controller
 from megalite.slurm.folder import ENDED, LaunchFolder
@@ -124,7 +124,7 @@ class ClusterRunner:
         found = read_outcome(trial.folder, self._metric, code={"gave up": 1, "stopped": 3}.get(status, 0))
         if found.state not in ("stopped", "failed") or status == "stopped":
             return found
-        why = LaunchFolder(trial.folder.absolute()).read_state().get("why") or status
+        why = LaunchFolder(trial.folder.absolute()).known_state().get("why") or status
         return TrialOutcome("failed", None, found.steps, found.seconds, found.tokens, str(why))
 
     def _outcome_of_lost(self, trial: Trial) -> TrialOutcome:
@@ -132,6 +132,10 @@ class ClusterRunner:
         found = read_outcome(trial.folder, self._metric)
         folder = LaunchFolder(trial.folder.absolute())
         why = f"no job of it is in the queue, and none has said how it ended; see {folder.jobs}"
+        try:
+            folder.read_state()
+        except DataError as error:
+            why = f"no job of it is in the queue, and how it ended cannot be read: {error}"
         return found if found.state in ("done", "diverged") else replace(found, state="stopped", value=None, why=why)
 
     def stop(self, *, at_once: bool) -> None:
@@ -140,8 +144,8 @@ class ClusterRunner:
 
 
 def _status(trial: Trial) -> str | None:
-    """What the supervisor of a trial said last; None before the first launch."""
-    status = LaunchFolder(trial.folder.absolute()).read_state().get("status")
+    """What the supervisor of a trial said last; None before the first launch, or where that is damaged."""
+    status = LaunchFolder(trial.folder.absolute()).known_state().get("status")
     return None if status is None else str(status)
 
 

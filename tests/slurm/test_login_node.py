@@ -7,7 +7,7 @@ import json
 import pytest
 
 from megalite.config.load import load_config
-from megalite.errors import UserError
+from megalite.errors import DataError, UserError
 from megalite.slurm import health_check, launch, node_check
 from megalite.slurm.cluster import ClusterConfig
 from megalite.slurm.folder import LaunchFolder
@@ -61,6 +61,20 @@ def test_what_could_not_be_submitted_is_not_waited_for(fp8_run, monkeypatch, for
         launch.launch(fp8_run, ClusterConfig(gpus_per_node=1))
     assert folder.read_state() == former
     assert folder.state.exists() == bool(former)
+
+
+@pytest.mark.parametrize("state", ["", '{"status": "runn', "[]", "[" * 10**5, "\x00" * 40])
+def test_a_damaged_state_keeps_no_run_from_being_launched(fp8_run, monkeypatch, state):
+    """No job of it is live: it begins with a state of its own, and with none where it is not submitted."""
+    monkeypatch.setattr(launch, "Controller", Slurm)
+    monkeypatch.setattr(launch, "check_cluster", lambda cluster, num_nodes: None)
+    folder = LaunchFolder(fp8_run.run.dir.absolute())
+    folder.path.mkdir(parents=True)
+    folder.state.write_text(state)
+    with pytest.raises(DataError, match=r"state\.json: damaged"):
+        folder.read_state()
+    launch.launch(fp8_run, ClusterConfig(gpus_per_node=1))
+    assert (folder.read_state()["status"], folder.read_state()["job"]) == ("submitted", "7")
 
 
 def test_nodes_that_cannot_run_it_say_so(fp8_run, monkeypatch, tmp_path):

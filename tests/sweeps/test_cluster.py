@@ -40,15 +40,21 @@ class Queue:
         return ["7"] if any(name.startswith(f"megalite-{each}-") for each in self.names) else []
 
 
-def watched(tmp_path: Path, monkeypatch, queue: Queue, status: str | None) -> tuple[ClusterRunner, Trial, list[str]]:
-    """A runner that has been given a trial, which trial that is, and which were launched."""
+def watched(
+    tmp_path: Path, monkeypatch, queue: Queue, status: str | None, damage: str | None = None
+) -> tuple[ClusterRunner, Trial, list[str]]:
+    """A runner that has been given a trial, which trial that is, and which were launched.
+
+    Args:
+        damage: what its state holds instead.
+    """
     config = write_run(tmp_path, parallel={"tp": 1})
     (trial,) = prepare(SweepConfig(config=config, dir=tmp_path / "sweep", space={"run.seed": [1]})).trials
-    launched: list[str] = []
+    folder, launched = LaunchFolder(trial.folder.absolute()), list[str]()
 
     def launch(config, profile, num_nodes):
         launched.append(config.run.dir.name)
-        say(trial, "submitted")
+        folder.replace_state({"status": "submitted"})
 
     for name, value in (("Controller", queue), ("launch", launch), ("SECONDS_BETWEEN_LOOKS", 0.0)):
         monkeypatch.setattr(module, name, value)
@@ -56,6 +62,8 @@ def watched(tmp_path: Path, monkeypatch, queue: Queue, status: str | None) -> tu
     monkeypatch.setattr(module, "GRACE_SECONDS", 0.2)
     if status is not None:
         say(trial, status)
+    if damage is not None:
+        folder.state.write_text(damage)
     runner = ClusterRunner(PROFILE, "loss", 1)
     runner.start(trial)
     return runner, trial, launched
@@ -103,6 +111,18 @@ def test_a_job_that_vanishes_is_not_waited_for(tmp_path, monkeypatch):
     shutil.copytree(make_run(tmp_path / "done", 6), trial.folder, dirs_exist_ok=True)
     runner.start(trial)
     assert outcome_of(runner).state == "done"
+
+
+def test_a_damaged_state(tmp_path, monkeypatch):
+    """Without a job the trial is launched again; with one it is watched, and what is damaged is named at its end."""
+    assert watched(tmp_path / "gone", monkeypatch, Queue(), "running", damage="")[2] == ["trial-0001"]
+    queue = Queue("trial-0001")
+    runner, _, launched = watched(tmp_path / "live", monkeypatch, queue, "running", damage='{"stat')
+    assert (launched, runner.ended()) == ([], [])
+    queue.names = []
+    outcome = outcome_of(runner)
+    assert outcome.state == "stopped"
+    assert "slurm/state.json: damaged" in outcome.why
 
 
 def test_a_word_that_comes_late_counts(tmp_path, monkeypatch):
