@@ -1,4 +1,4 @@
-"""What FSDP2's engine holds in memory, and when."""
+"""What FSDP2's engine holds in memory, and when; and what its blocks are compiled to."""
 
 from __future__ import annotations
 
@@ -14,11 +14,21 @@ from megalite.engine.build import build_engine
 from megalite.model.initialize import FreshWeights
 from megalite.parallel.axes import connect
 from megalite.parallel.mesh import Mesh
+from tests.kit.graphs import make_no_kernels
 from tests.kit.spawn import run_ranks
-from tests.kit.train import tiny_config
+from tests.kit.train import start_rank, tiny_config
 
 WIDE = {"hidden_size": 1024, "num_layers": 4, "num_heads": 8, "num_kv_heads": 8, "ffn_hidden_size": 4096}
 RANKS = 4
+SPARSE = {"moe": {"num_experts": 4, "top_k": 2, "ffn_hidden_size": 16}}
+KINDS: dict[str, dict] = {
+    "fp32": {},
+    "bf16": {"precision": {"dtype": "bf16"}},
+    "recomputed": {"train": {"compile": "on", "recompute": "full"}},
+    "experts": {"model": SPARSE},
+}
+"""Sections of configs, by what is compiled."""
+
 M_MMAP_THRESHOLD = -3
 
 
@@ -51,3 +61,33 @@ def test_no_rank_has_the_whole_model():
     for whole, kept, rose in run_ranks(peak_of_building, RANKS):
         assert kept < 0.6 * whole, "a quarter of the weights, and of Lion's one moment"
         assert kept < rose < 0.7 * whole, (whole, kept, rose)
+
+
+def count_graphs() -> tuple[dict[str, tuple[int, int]], tuple[int, int], tuple[int, int]]:
+    """Graphs and breaks of the blocks in three steps, for models whose blocks are alike; and with experts over ranks
+    under this engine and the native one. Graphs are made and divided as for kernels, which would take most of the time
+    and are not."""
+    make_no_kernels()
+    over_ranks = {"model": SPARSE, "parallel": {"ep": 2}}
+    native = {"model": SPARSE, "parallel": {"ep": 2, "zero_stage": 1, "engine": "native"}}
+    return {name: _count(each) for name, each in KINDS.items()}, _count(over_ranks), _count(native)
+
+
+def _count(sections: dict[str, dict]) -> tuple[int, int]:
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    parallel = {"dp": 2, "zero_stage": 3, "engine": "fsdp2"} | sections.get("parallel", {})
+    rank = start_rank(tiny_config(**{"train": {"compile": "on"}, **sections, "parallel": parallel}))
+    rank.train(0, 3)
+    rank.engine.close()
+    counters = torch._dynamo.utils.counters
+    return counters["stats"]["unique_graphs"], sum(counters["graph_break"].values())
+
+
+def test_a_divided_block_is_one_graph():
+    """Gathering and letting go of its weights stand around it, and all blocks share it. Tokens that travel to experts
+    end graphs, as they do under the native engine."""
+    for found, over_ranks, native in run_ranks(count_graphs, 2):
+        assert found == dict.fromkeys(KINDS, (1, 0))
+        assert over_ranks == native
+        assert native[1] > 0
