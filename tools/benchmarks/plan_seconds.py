@@ -7,7 +7,8 @@ its config's own model), and behind each trains configs of this width, of other 
 demo's data with `megalite train`, ten steps each. Compares medians of the last seven with what `megalite plan` says by
 that file; and the most that the first rank's process has taken, with `megalite config check`'s. Nothing else may run
 beside it, and where the machine itself does not keep the pace that it was calibrated at (`pace.py`), the run does not
-count: it is calibrated anew. Prints a line a run, and a table at the end.
+count: it is calibrated anew. Prints a line a run, and at the end a table and the pairs that the plan has in another
+order than the one that was measured.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import permutations
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -35,6 +37,8 @@ CONFIG = Path(__file__).parents[2] / "configs" / "demo.yaml"
 VOCAB = 4096
 """Of the demo's tokenizer."""
 STEPS, SETTLED = 10, 3
+APART = 0.1
+"""By which seconds differ that a plan must have in their order."""
 CALIBRATIONS = 4
 """Of a width on so many ranks, at most, in a pass over the configs."""
 ALWAYS = (
@@ -228,6 +232,17 @@ def row_of(name: str, runs: list[Run]) -> dict[str, Any]:
     }
 
 
+def misordered(rows: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
+    """Configs on as many ranks of which the first is slower by more than `APART`, and not planned to be."""
+    return [
+        (slow["name"], quick["name"])
+        for slow, quick in permutations(rows, 2)
+        if slow["ranks"] == quick["ranks"]
+        and slow["seconds"] > (1 + APART) * quick["seconds"]
+        and slow["planned"] <= quick["planned"]
+    ]
+
+
 def plan_of(case: Case, machine: Machine) -> Estimate:
     """What is said of a case before it runs."""
     config = load_config(CONFIG, case.overrides)
@@ -253,6 +268,10 @@ def main() -> None:
         off = [abs(row[what]) for row in rows]
         words = "seconds" if what == "off" else "memory of processes"
         print(f"{len(off)} configs, {words}: median {100 * median(off):.1f} %, the worst {100 * max(off):.1f} %")
+    pairs = misordered(rows)
+    print(f"{len(pairs)} pairs more than {100 * APART:.0f} % apart are planned in another order")
+    for slow, quick in pairs:
+        print(f"{slow} took longer than {quick}")
     if arguments.out is not None:
         arguments.out.write_text(json.dumps(rows, indent=1) + "\n", "utf-8")
 
