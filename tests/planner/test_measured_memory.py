@@ -6,6 +6,7 @@ from statistics import median
 
 import pytest
 
+from tests.kit.paths import ROOT
 from tests.planner.measured import Case, measure, planned
 
 SEQUENCE_PARALLEL = {"tp": 2, "sequence_parallel": True}
@@ -179,6 +180,11 @@ def test_tensors_at_the_peak_are_as_planned(case: Case):
     errors[case.name] = max(off, key=abs)
     assert min(off) > -MOST
     assert max(off) < MOST
+
+
+def test_pages_say_how_many_there_are():
+    for page in ("plan.md", "config.md", "benchmarks/plan.md"):
+        assert f"{len(CASES)} configs" in (ROOT / "docs" / page).read_text("utf-8")
 
 
 def test_half_of_them_are_within_a_fiftieth():
