@@ -83,7 +83,7 @@ FLOORS_INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
         ("supervise",),
     ),
     "cli": (
-        ("paths", "plan_tables"),
+        ("failure_options", "paths", "plan_tables"),
         ("ask", "convert", "curves", "data", "embed", "generate", "launch", "mup", "profile", "setup", "train"),
         ("checkpoint", "config", "sweep"),
         ("ladder", "plan", "schedule"),

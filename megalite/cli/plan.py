@@ -11,6 +11,7 @@ from typer.core import TyperGroup
 
 from megalite.cli.config import ASSUMED_VOCAB_SIZE, ConfigFile, Overrides, known_vocabulary
 from megalite.cli.data.options import report_console
+from megalite.cli.failure_options import DetectSeconds, Failures, RestartSeconds, SaveSeconds, given_faults, risks_of
 from megalite.cli.paths import named_drawing, named_file, not_an_input
 from megalite.cli.plan_tables import layouts_table, parts_table, scaling_table
 from megalite.errors import UserError
@@ -50,23 +51,6 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print everything as one JS
 TraceFile = Annotated[
     Path | None, typer.Option(callback=named_file, help="Write the first's timeline for Perfetto.", show_default=False)
 ]
-Failures = Annotated[
-    float | None,
-    typer.Option(
-        min=1e-9, max=1e6, help="Of a node, a day: shows how often to save, and what is kept.", show_default=False
-    ),
-]
-
-SAVE_SECONDS, RESTART_SECONDS = 5.0, 300.0
-"""Where nothing else is said; docs/plan.md has what ours were measured to be."""
-SaveSeconds = Annotated[
-    float | None,
-    typer.Option(min=0.0, max=1e6, help="That a save holds training up.", show_default=str(SAVE_SECONDS)),
-]
-RestartSeconds = Annotated[
-    float | None,
-    typer.Option(min=0.0, max=1e6, help="From a failure until training goes on.", show_default=str(RESTART_SECONDS)),
-]
 
 
 class ConfigOrVerb(TyperGroup):
@@ -97,6 +81,7 @@ def layouts(
     trace: TraceFile = None,
     failures: Failures = None,
     save_seconds: SaveSeconds = None,
+    detect_seconds: DetectSeconds = None,
     restart_seconds: RestartSeconds = None,
     price: Price = None,
     vocab_size: VocabSize = None,
@@ -112,18 +97,17 @@ def layouts(
     from megalite.config.wording import counted
     from megalite.data.run_config import load_run
     from megalite.planner.estimate import estimate
-    from megalite.planner.goodput import under_failures
     from megalite.planner.left_out import left_out_of_run, left_out_of_steps
     from megalite.planner.machines import load_machine
     from megalite.planner.memory import on_device
     from megalite.planner.nearest import what_helps
     from megalite.planner.whole_run import whole_run
 
-    given = _failures(failures, save_seconds, restart_seconds)
     if as_is and top is not None:
         raise UserError("--top has no effect with --as-is, which judges one layout; leave one of them out")
     not_an_input(trace, config, Path(machine))
     loaded, known = load_run(config, overrides or ()), load_machine(machine)
+    given = given_faults(loaded, failures, save_seconds, detect_seconds, restart_seconds)
     vocab_size, assumed = known_vocabulary(loaded, vocab_size)
     ranks = world_size or default_world_size(loaded)
     if as_is:
@@ -138,14 +122,14 @@ def layouts(
     notes = [*assumed, *left_out_of_run(loaded), *left_out_of_steps(loaded, known)]
     if not found[0].fits:
         notes.insert(0, what_helps(loaded, ranks, known, vocab_size))
-    risks = None if given is None else under_failures(run, ranks, known, given)
+    risks, said = risks_of(given, run, chosen, ranks, known, vocab_size)
     if as_json:
-        others = {"run": run.to_dict(), "failures": None if risks is None else risks.to_dict(), "notes": notes}
-        typer.echo(json.dumps({"layouts": [each.to_dict() for each in found], **others}))
+        others = {"run": run.to_dict(), "failures": None if risks is None else risks.to_dict()}
+        typer.echo(json.dumps({"layouts": [each.to_dict() for each in found], **others, "notes": [*notes, *said]}))
         return
     title = f"{config} on {ranks:,} x {machine}: {counted(looked_at, 'layout', 'layouts')} looked at"
     tables = [layouts_table(title, found, ranks), *([parts_table(found)] if explain else [])]
-    _print(tables, [str(run), *notes, *([] if risks is None else [str(risks)])], found[0])
+    _print(tables, [str(run), *notes, *said, *([] if risks is None else [str(risks)])], found[0])
 
 
 def _searched(
@@ -164,15 +148,6 @@ def _searched(
             raise ConfigError(found) from None
     result = search(config, ranks, machine, top=top, vocab_size=vocab_size)
     return best_or_refusal(result, config, ranks, machine, vocab_size), result.num_layouts
-
-
-def _failures(often: float | None, save: float | None, restart: float | None) -> tuple[float, float, float] | None:
-    """Failures of a node a day, and seconds of a save and of a restart; None where nothing fails."""
-    if often is None and not (save is None and restart is None):
-        raise UserError("--save-seconds and --restart-seconds have no effect without --failures; give it, or neither")
-    if often is None:
-        return None
-    return often, SAVE_SECONDS if save is None else save, RESTART_SECONDS if restart is None else restart
 
 
 def _write_trace(path: Path, config: Config, ranks: int, machine: Machine, vocab_size: int | None) -> None:

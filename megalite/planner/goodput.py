@@ -11,8 +11,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import exp, expm1
-from typing import Any
+from typing import Any, NamedTuple
 
+from megalite.architecture.costs import ELEMENT_BYTES
+from megalite.config.plan import RunPlan
+from megalite.config.schema import Config
+from megalite.planner.holdings import state_bytes_per_parameter
 from megalite.planner.machines import Machine
 from megalite.planner.whole_run import WholeRun
 
@@ -66,50 +70,111 @@ def reliability(failures_a_day: float, *, ranks: int, ranks_per_node: int, save:
     return Reliability(SECONDS_A_DAY / (failures_a_day * nodes), save, restart)
 
 
+class Faults(NamedTuple):
+    """What is said of failures."""
+
+    often: float
+    """Of a node, a day."""
+    detect: float
+    """Seconds from a failure until it is noticed."""
+    restart: float
+    """Seconds from there until the last checkpoint's step is trained again."""
+    save: float | None
+    """Seconds that training stands still for a checkpoint; None for what its size takes."""
+
+
+SAVED_A_SECOND = 2.27e9
+"""Bytes that a node writes and syncs: 1.43 GB in 0.63 s (docs/benchmarks/checkpoint.md)."""
+
+
+def share_of_node(config: Config, plan: RunPlan, machine: Machine) -> float:
+    """Bytes of a checkpoint, weights as the optimizer has them and its state, that each node writes."""
+    of_weight = ELEMENT_BYTES[config.precision.master_dtype] + state_bytes_per_parameter(config, plan)
+    return plan.num_parameters * of_weight / -(-plan.world_size // machine.ranks_per_node)
+
+
+def said_of_save(share: float) -> str:
+    """What a save is taken to need where nothing is said of it."""
+    return (
+        f"a save is taken to hold training up for {share / SAVED_A_SECOND:,.1f} s: {share / 1e9:,.1f} GB a node at "
+        f"{SAVED_A_SECOND / 1e9:.1f} GB/s, as one node wrote to its own disk; give --save-seconds for yours"
+    )
+
+
+LEAST_KEPT = 1e-3
+"""Of the time: a run that keeps less is said never to end."""
+
+
 @dataclass(frozen=True)
 class UnderFailures:
     """A whole run that is interrupted, and saves as often as keeps the most of its time."""
 
-    between_failures: float
-    """Seconds, in the mean."""
+    known: Reliability
     save_every: int
     """Steps."""
     interval: float
     """Seconds that they take."""
     goodput: float
     """Share of the time that is kept."""
-    seconds: float
-    """Of the whole run; infinite where nothing is kept."""
+    run: WholeRun
+    """Without failures."""
+
+    @property
+    def ends(self) -> bool:
+        """Enough is kept for the run to come to its end."""
+        return self.goodput >= LEAST_KEPT
+
+    @property
+    def whole(self) -> WholeRun:
+        """The run with its failures: what it takes in all, where it ends."""
+        clean, kept = self.run, self.goodput
+        energy, price = (None if each is None else each / kept for each in (clean.megawatt_hours, clean.price))
+        return WholeRun(clean.steps, clean.seconds / kept, clean.rank_hours / kept, energy, price)
 
     def to_dict(self) -> dict[str, Any]:
-        """A JSON-ready form."""
+        """A JSON-ready form; null of a run that never ends."""
+        names = ("hours", "rank_hours", "megawatt_hours", "price")
+        whole = self.whole.to_dict() if self.ends else dict.fromkeys(names)
         return {
-            "hours_between": self.between_failures / 3600,
-            "save_every": self.save_every,
+            "hours_between": self.known.between_failures / 3600,
+            "save_seconds": self.known.save,
+            "restart_seconds": self.known.restart,
+            "save_every": self.save_every if self.ends else None,
             "goodput": self.goodput,
-            "hours": self.seconds / 3600 if self.goodput else None,
+            **{name: whole[name] for name in names},
         }
 
     def __str__(self) -> str:
-        hours = f": {self.seconds / 3600:,.1f} hours" if self.goodput else ""
+        often, again = f"a failure every {_span(self.known.between_failures)} in the mean", self.known.restart
+        if not self.ends:
+            of_step = self.interval / self.save_every
+            return (
+                f"{often}: such a run never ends, however often it saves: it takes {_span(again)} until training goes "
+                f"on, {_span(of_step)} a step and {_span(self.known.save)} a save. Use fewer nodes, or let less fail"
+            )
+        _, _, in_all = str(self.whole).partition(": ")
         return (
-            f"a failure every {self.between_failures / 3600:,.1f} hours in the mean: save every {self.save_every:,} "
-            f"steps ({self.interval / 60:,.0f} minutes; checkpoint.every={self.save_every}), which keeps "
-            f"{100 * self.goodput:.1f} % of the time{hours}"
+            f"{often}: save every {self.save_every:,} steps ({self.interval / 60:,.0f} minutes; "
+            f"checkpoint.every={self.save_every}), which keeps {100 * self.goodput:.1f} % of the time: {in_all}"
         )
 
 
-def under_failures(run: WholeRun, ranks: int, machine: Machine, numbers: tuple[float, float, float]) -> UnderFailures:
+def _span(seconds: float) -> str:
+    """In the unit in which it is no fraction."""
+    if seconds >= 3600:
+        return f"{seconds / 3600:,.1f} hours"
+    return f"{seconds / 60:.1f} minutes" if seconds >= 60 else f"{seconds:.3g} s"
+
+
+def under_failures(run: WholeRun, ranks: int, machine: Machine, faults: Faults, share: float) -> UnderFailures:
     """How often a run should save, and what it takes then.
 
     Args:
-        numbers: failures of a node a day, and seconds of a save and of a restart.
+        share: bytes of a checkpoint that a node writes, which say how long a save takes where `faults` does not.
     """
-    often, save, restart = numbers
-    known = reliability(often, ranks=ranks, ranks_per_node=machine.ranks_per_node, save=save, restart=restart)
+    save = share / SAVED_A_SECOND if faults.save is None else faults.save
+    restart = faults.detect + faults.restart
+    known = reliability(faults.often, ranks=ranks, ranks_per_node=machine.ranks_per_node, save=save, restart=restart)
     of_step = run.seconds / run.steps
     steps = min(run.steps, max(1, round(known.best_interval() / of_step)))
-    kept = known.goodput(steps * of_step)
-    return UnderFailures(
-        known.between_failures, steps, steps * of_step, kept, run.seconds / kept if kept else float("inf")
-    )
+    return UnderFailures(known, steps, steps * of_step, known.goodput(steps * of_step), run)

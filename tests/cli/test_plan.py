@@ -104,7 +104,7 @@ def test_what_must_fit_is_named(capsys: pytest.CaptureFixture, machine: str, com
         ((CONFIG, "--machine", "h300", "--world-size", "8"), "no machine of this name; use a100-40g"),
         ((CONFIG, "--machine", "a100-40g", "--world-size", "1"), "no layout fits: the smallest takes"),
         (("scaling", CONFIG, "--machine", "a100-40g", "--to", "1"), "it fits with --to "),
-        ((CONFIG, "--world-size", "8", "--save-seconds", "3"), "--save-seconds and --restart-seconds have no effect"),
+        ((CONFIG, "--world-size", "8", "--save-seconds", "3"), "--detect-seconds and --restart-seconds have no effect"),
         ((CONFIG, "--world-size", "8", "--as-is", "--top", "3"), "--top has no effect with --as-is"),
         ((CONFIG, "--world-size", "131"), "no layout is legal on so many ranks, of those that are looked at"),
         ((CONFIG, "model.vocab_size=1000", "--vocab-size", "2000"), "found 2000, but model.vocab_size=1000"),
@@ -192,10 +192,40 @@ def test_failures_in_numbers(capsys: pytest.CaptureFixture):
     assert risks["hours_between"] == pytest.approx(24 / 0.01 / (512 / 8))
     assert risks["hours"] == pytest.approx(hours / risks["goodput"])
     assert 0.9 < risks["goodput"] < 1.0
+    assert risks["rank_hours"] == pytest.approx(512 * risks["hours"])
+    assert risks["megawatt_hours"] == pytest.approx(risks["rank_hours"] * 1275 / 1e6)
+    assert risks["price"] is None
     words = run(capsys, *given)
     assert f"checkpoint.every={risks['save_every']}), which keeps {100 * risks['goodput']:.1f} % of the time" in words
     assert "1 layout looked at" in words
     assert json.loads(run(capsys, *given[:-2], "--json"))["failures"] is None
+
+
+def test_what_is_taken_of_failures(capsys: pytest.CaptureFixture):
+    """Where nothing is said, a failure is noticed when a rank's heartbeat is missed, and a save takes what a node's
+    share of the checkpoint, 12 bytes a parameter, takes at the rate that was measured; which is said."""
+    given = (CONFIG, "--world-size", "512", "--as-is", "--vocab-size", "32000", "--failures", "0.01")
+    found = json.loads(run(capsys, *given, "slurm.beat_seconds=50", "--json"))
+    assert found["failures"]["restart_seconds"] == 50 + 270
+    assert found["failures"]["save_seconds"] == pytest.approx(12 * 7.24e9 / 64 / 2.27e9, rel=0.01)
+    assert "1.4 GB a node at 2.3 GB/s" in found["notes"][-1]
+    own = ("--detect-seconds", "7", "--restart-seconds", "100", "--save-seconds", "2", "--price", "3")
+    own_found = json.loads(run(capsys, *given, *own, "--json"))
+    risks = own_found["failures"]
+    assert (risks["restart_seconds"], risks["save_seconds"]) == (107, 2)
+    assert risks["price"] == pytest.approx(3 * risks["rank_hours"])
+    assert not any("GB/s" in note for note in own_found["notes"])
+    assert "at 3 a rank-hour" in run(capsys, *given, *own).splitlines()[-1]
+
+
+def test_a_run_that_never_ends(capsys: pytest.CaptureFixture):
+    """Which is said, and not how often it should save."""
+    given = (CONFIG, "--world-size", "512", "--as-is", "--vocab-size", "32000", "--failures", "1000000")
+    words = run(capsys, *given)
+    assert "such a run never ends, however often it saves: it takes 5.0 minutes until training goes on" in words
+    assert "checkpoint.every=" not in words
+    risks = json.loads(run(capsys, *given, "--json"))["failures"]
+    assert [risks[name] for name in ("save_every", "hours", "rank_hours", "megawatt_hours", "price")] == [None] * 5
 
 
 def test_scaling(capsys: pytest.CaptureFixture, tmp_path: Path):
