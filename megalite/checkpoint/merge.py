@@ -149,7 +149,7 @@ def _refuse_other(out: Path, source: CheckpointReader, weights_only: bool) -> No
     step = source.manifest.progress.step
     if step_of_folder(out) not in (None, step):
         raise CheckpointError(f"{out}: named as another step; the checkpoint holds step {step}, {folder_name(step)}")
-    if weights_only and out.resolve() == source.folder.resolve():
+    if weights_only and os.path.realpath(out) == os.path.realpath(source.folder):
         raise CheckpointError(f"{out}: is what is merged, and would lose its moments; choose another folder")
 
 

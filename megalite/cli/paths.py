@@ -12,15 +12,17 @@ from megalite.errors import UserError
 
 
 def named(path: Path | None) -> Path | None:
-    """Refuse `.`, `..` and `/`: what is made grows under another name beside its own, and is renamed when whole."""
-    if path is not None and path.name in ("", ".."):
-        raise UserError(f"{path}: no name for something new; give one, as {path / 'NAME'}")
+    """Refuse `.`, `..`, `/` and links that lead nowhere: what is made grows under another name beside its own, and is
+    renamed when whole."""
+    _refuse_no_name(path)
+    if path is not None and os.path.islink(path) and not os.path.exists(path):
+        raise UserError(f"{path}: is a link to {os.readlink(path)}, where nothing is; remove it, or give another name")
     return path
 
 
 def named_file(path: Path | None) -> Path | None:
     """Refuse also what no file can be written to: a folder, a device, a name below a file, a place of others."""
-    named(path)
+    _refuse_no_name(path)
     if path is None:
         return None
     if path.exists() and not path.is_file():
@@ -32,6 +34,11 @@ def named_file(path: Path | None) -> Path | None:
     if not os.access(found, os.W_OK | os.X_OK):
         raise UserError(f"{path}: {found} may not be written to; give another name")
     return path
+
+
+def _refuse_no_name(path: Path | None) -> None:
+    if path is not None and path.name in ("", ".."):
+        raise UserError(f"{path}: no name for something new; give one, as {path / 'NAME'}")
 
 
 def not_an_input(path: Path | None, *inputs: Path) -> None:

@@ -194,3 +194,19 @@ def test_a_place_in_what_is_read(tmp_path: Path):
     with building(tmp_path / "hf", inputs=[tmp_path], overwrite=False) as folder:
         (folder / "config.json").touch()
     assert (tmp_path / "hf/config.json").is_file()
+
+
+@pytest.mark.parametrize("target", ["nowhere", "out"], ids=["dangling", "loop"])
+@pytest.mark.parametrize(
+    "verb", ["convert to-hf", "convert from-hf", "convert upcycle", "checkpoint merge", "data pack"]
+)
+def test_links_that_lead_nowhere(tmp_path: Path, capsys: pytest.CaptureFixture, verb: str, target: str):
+    """A folder cannot be renamed to one, which is said before any work; one that leads to itself has no place."""
+    (tmp_path / "out").symlink_to(target)
+    out = ["--out", str(tmp_path / "out")] if verb.startswith("data") else [str(tmp_path / "out")]
+    with pytest.raises(SystemExit) as ended:
+        main([*verb.split(), str(tmp_path / "absent"), *out])
+    assert ended.value.code == 2
+    assert f"out: is a link to {target}, where nothing is" in capsys.readouterr().err
+    with pytest.raises(ConversionError), building(tmp_path / "out", inputs=[tmp_path / "out"], overwrite=False):
+        pass

@@ -141,10 +141,11 @@ def _former(work: Path, out: Path) -> Path:
 
 def _refuse_inputs(out: Path, inputs: Sequence[Path]) -> None:
     """Refuse to replace what is read, or what has it in it. A place inside may be: files of folders alone are read."""
-    place = out.resolve()
+    place = Path(os.path.realpath(out))
     for each in inputs:
-        if place in (each.resolve(), *each.resolve().parents):
-            where = "is" if place == each.resolve() else "has in it"
+        read = Path(os.path.realpath(each))
+        if place in (read, *read.parents):
+            where = "is" if place == read else "has in it"
             raise ConversionError(f"{out}: {where} what is read here, {each}; choose another folder")
 
 
