@@ -89,8 +89,8 @@ def layouts(
 ) -> None:
     """Search the legal layouts of a config on so many ranks of a machine, and show the quickest that fit.
 
-    Changed are tp, cp, ep, pp with its schedule, dp, ZeRO stage 1 or 3, micro-batch and recomputation; the global
-    batch and all else stay.
+    Changed are tp, cp, ep, pp with its schedule, dp, ZeRO stage 1 or 3 (over all, or within nodes), micro-batch and
+    recomputation, and where nothing fits optimizer.offload; the global batch and all else stay.
     """
     from megalite.config.plan import default_world_size
     from megalite.config.validate import validate
@@ -112,14 +112,14 @@ def layouts(
     ranks = world_size or default_world_size(loaded)
     if as_is:
         validate(on_device(loaded, known.device_type), ranks)
-        found, looked_at = [estimate(loaded, ranks, known, vocab_size=vocab_size)], 1
+        found, looked_at, notes = [estimate(loaded, ranks, known, vocab_size=vocab_size)], 1, list[str]()
     else:
-        found, looked_at = _searched(loaded, ranks, known, top or SHOWN_LAYOUTS, vocab_size)
+        found, looked_at, notes = _searched(loaded, ranks, known, top or SHOWN_LAYOUTS, vocab_size)
     chosen = load_run(config, [*(overrides or ()), *found[0].overrides]) if found[0].overrides else loaded
     if trace is not None:
         _write_trace(trace, on_device(chosen, known.device_type), ranks, known, vocab_size)
     run = whole_run(chosen, ranks, known, vocab_size=vocab_size, price=price)
-    notes = [*assumed, *left_out_of_run(loaded), *left_out_of_steps(loaded, known)]
+    notes += [*assumed, *left_out_of_run(loaded), *left_out_of_steps(chosen, known)]
     if not found[0].fits:
         notes.insert(0, what_helps(loaded, ranks, known, vocab_size))
     risks, said = risks_of(given, run, chosen, ranks, known, vocab_size)
@@ -134,11 +134,12 @@ def layouts(
 
 def _searched(
     config: Config, ranks: int, machine: Machine, top: int, vocab_size: int | None
-) -> tuple[list[Estimate], int]:
-    """The best layouts, and how many were looked at; none are where a run's length is wrong, which no layout mends."""
+) -> tuple[list[Estimate], int, list[str]]:
+    """The best layouts, how many were looked at, and what there is to say of them; none are where a run's length is
+    wrong, which no layout mends."""
     from megalite.config.validate import validate
     from megalite.errors import ConfigError
-    from megalite.planner.nearest import best_or_refusal
+    from megalite.planner.nearest import best_or_offloaded
     from megalite.planner.search import search
 
     try:
@@ -147,7 +148,8 @@ def _searched(
         if found := [problem for problem in error.problems if problem.startswith("schedule.")]:
             raise ConfigError(found) from None
     result = search(config, ranks, machine, top=top, vocab_size=vocab_size)
-    return best_or_refusal(result, config, ranks, machine, vocab_size), result.num_layouts
+    best, why = best_or_offloaded(result, config, ranks, machine, vocab_size, top=top)
+    return best, result.num_layouts, why
 
 
 def _write_trace(path: Path, config: Config, ranks: int, machine: Machine, vocab_size: int | None) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from megalite.config.schema import Config
 from megalite.config.validate import validate
@@ -19,6 +19,8 @@ MOST_RANKS = 16_384
 """Up to which more are tried, and twice as many as there are in any case."""
 FEW_BITS = {"adamw": "adamw8bit", "lion": "lion8bit", "muon": "muon8bit"}
 """Optimizers, and those that keep the same state in 8 bits a number."""
+
+OFFLOADED = ("optimizer", "offload", True)
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,26 @@ def best_or_refusal(
     if found.best:
         return list(found.best)
     raise refusal(found, config, world_size, machine, vocab_size)
+
+
+def best_or_offloaded(
+    found: Search, config: Config, world_size: int, machine: Machine, vocab_size: int | None, *, top: int
+) -> tuple[list[Estimate], list[str]]:
+    """The best layouts of a search; where none fits, those with the optimizer in the host's memory, and why.
+
+    Raises:
+        UserError: none fits with it either.
+    """
+    if found.best:
+        return list(found.best), []
+    away, why = Change((OFFLOADED,)), refusal(found, config, world_size, machine, vocab_size)
+    if away not in _of_any_layout(config, machine):
+        raise why
+    best = search(away.applied_to(config), world_size, machine, top=top, vocab_size=vocab_size).best
+    if not best:
+        raise why
+    shown = [replace(each, overrides=(*each.overrides, str(away))) for each in best]
+    return shown, [f"{why}; what is shown has {away}"]
 
 
 def refusal(
@@ -149,7 +171,7 @@ def _of_any_layout(config: Config, machine: Machine) -> Iterator[Change]:
     if config.optimizer.offload and machine.host_memory_gib is not None:
         yield Change((("optimizer", "offload", False),))
     if not config.optimizer.offload and machine.host_link is not None:
-        yield Change((("optimizer", "offload", True),))
+        yield Change((OFFLOADED,))
     if few := FEW_BITS.get(config.optimizer.name):
         yield Change((("optimizer", "name", few),))
 

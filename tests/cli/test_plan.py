@@ -156,6 +156,17 @@ def test_what_is_assumed_is_said(capsys: pytest.CaptureFixture, tmp_path: Path):
     assert "the machine has no host_link" in json.loads(run(capsys, *given, *away))["notes"][2]
 
 
+def test_an_offloaded_optimizer_where_nothing_else_fits(capsys: pytest.CaptureFixture):
+    """It is one of the overrides, and what is not counted of it is said."""
+    found = json.loads(run(capsys, CONFIG, "--machine", "a100-80g", "--world-size", "1", "--top", "1", "--json"))
+    (layout,) = found["layouts"]
+    assert "optimizer.offload=true" in layout["overrides"]
+    assert layout["fits"]
+    assert layout["host_bytes"][0] > 0
+    assert found["notes"][0].startswith("no layout fits: the smallest takes")
+    assert sum("what an offloaded optimizer takes" in note for note in found["notes"]) == 1
+
+
 @pytest.mark.parametrize("device", ["auto", "cpu"])
 def test_a_trace(capsys: pytest.CaptureFixture, tmp_path: Path, device: str):
     """A row for each stage, every pass of each micro-batch in it once, one after the other; the busiest works as long

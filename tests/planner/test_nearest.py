@@ -11,7 +11,7 @@ from megalite.config.validate import validate
 from megalite.errors import UserError
 from megalite.planner.estimate import estimate, usable_memory
 from megalite.planner.machines import Machine, load_machine
-from megalite.planner.nearest import Change, _of_any_layout, best_or_refusal, what_helps
+from megalite.planner.nearest import Change, _of_any_layout, best_or_offloaded, best_or_refusal, what_helps
 from megalite.planner.search import search
 
 H100 = load_machine("h100-sxm")
@@ -42,6 +42,25 @@ def test_what_is_said_helps_and_nothing_else(memory_gib: float):
     ranks = int(said.split("--world-size ")[1].split(" ")[0].rstrip(","))
     assert search(base, ranks, machine, top=1).best
     assert not search(base, ranks // 2, machine, top=1).best
+
+
+def test_with_an_offloaded_optimizer_where_nothing_else_fits():
+    """The best layouts of a search that has it, and no others where something fits, or nothing does with it."""
+    base, machine = config(precision={"dtype": "bf16"}), H100.model_copy(update={"memory_gib": 18.0})
+    found, (why,) = best_or_offloaded(search(base, 8, machine, top=3), base, 8, machine, None, top=3)
+    away = search(OFFLOADED.applied_to(base), 8, machine, top=3).best
+    assert [each.seconds for each in found] == [each.seconds for each in away]
+    assert all(each.overrides[-1] == "optimizer.offload=true" for each in found)
+    assert why.startswith("no layout fits: the smallest takes")
+    assert why.endswith("; what is shown has optimizer.offload=true")
+    assert best_or_offloaded(search(base, 8, H100, top=3), base, 8, H100, None, top=3) == (
+        list(search(base, 8, H100, top=3).best),
+        [],
+    )
+    for given, memory_gib in ((base, 3.0), (OFFLOADED.applied_to(base), 3.0)):
+        scanty = H100.model_copy(update={"memory_gib": memory_gib})
+        with pytest.raises(UserError, match="no layout fits"):
+            best_or_offloaded(search(given, 8, scanty, top=3), given, 8, scanty, None, top=3)
 
 
 def test_bf16_is_proposed_as_it_can_be():
