@@ -121,15 +121,17 @@ class ClusterRunner:
         return self._outcome_of_lost(watched.trial) if now - watched.gone_since >= GRACE_SECONDS else None
 
     def _outcome(self, trial: Trial, status: str) -> TrialOutcome:
-        found = read_outcome(trial.folder, self._metric, code={"gave up": 1, "stopped": 3}.get(status, 0))
+        code = {"gave up": 1, "stopped": 3}.get(status, 0)
+        found = read_outcome(trial.folder, self._metric, code=code, wanted_steps=trial.steps)
         if found.state not in ("stopped", "failed") or status == "stopped":
             return found
-        why = LaunchFolder(trial.folder.absolute()).known_state().get("why") or status
+        said = LaunchFolder(trial.folder.absolute()).known_state().get("why") or status
+        why = found.why if status == "finished" else said
         return TrialOutcome("failed", None, found.steps, found.seconds, found.tokens, str(why))
 
     def _outcome_of_lost(self, trial: Trial) -> TrialOutcome:
         """Of a trial whose jobs ended without a word: its run may have ended all the same, or else goes on later."""
-        found = read_outcome(trial.folder, self._metric)
+        found = read_outcome(trial.folder, self._metric, wanted_steps=trial.steps)
         folder = LaunchFolder(trial.folder.absolute())
         why = f"no job of it is in the queue, and none has said how it ended; see {folder.jobs}"
         try:

@@ -78,10 +78,10 @@ class LocalRunner:
         return [(trial, self._outcome(trial, process.returncode)) for process, trial in over.items()]
 
     def _outcome(self, trial: Trial, code: int) -> TrialOutcome:
-        found = read_outcome(trial.folder, self._metric, code=code)
+        found = read_outcome(trial.folder, self._metric, code=code, wanted_steps=trial.steps)
         if self._is_ending and found.state == "failed":  # it may have been killed at the user's own wish
             return replace(found, state="stopped", why="ended with the sweep")
-        said = _last_words(log_of(self._folder, trial)) if found.state == "failed" else ""
+        said = _last_words(log_of(self._folder, trial)) if found.state == "failed" and code else ""
         return replace(found, why=said) if said else found
 
     def stop(self, *, at_once: bool) -> None:

@@ -45,12 +45,15 @@ class TrialOutcome:
     """For all but done."""
 
 
-def read_outcome(folder: Path, metric: str, *, code: int | None = None) -> TrialOutcome:
+def read_outcome(
+    folder: Path, metric: str, *, code: int | None = None, wanted_steps: int | None = None
+) -> TrialOutcome:
     """What a run folder says.
 
     Args:
         metric: as in `SweepConfig.metric`.
         code: exit code of the process that trained it last; None where nobody knows.
+        wanted_steps: to which it was to train; None for its config's own end.
     """
     if not (folder / METRICS).is_file() or not (folder / METRICS).stat().st_size:
         return TrialOutcome("failed" if code not in (None, 0, 3) else "stopped", why=_ended(code))
@@ -67,12 +70,22 @@ def read_outcome(folder: Path, metric: str, *, code: int | None = None) -> Trial
     if kind != "done" or code not in (None, 0):  # it may be the end of a shorter run, on which this one did not go on
         state: State = "failed" if code not in (None, 0, 3) else "stopped"
         return TrialOutcome(state, None, steps, seconds, tokens, _ended(code))
+    if wanted_steps is not None and not _is_end(run, wanted_steps):
+        state = "failed" if steps > wanted_steps else "stopped"
+        why = f"stands at step {steps:,}, and was to be judged at step {wanted_steps:,}"
+        return TrialOutcome(state, None, steps, seconds, tokens, why)
     value = value_of(run, metric)
     if value is None:
         return TrialOutcome("failed", None, steps, seconds, tokens, f"the run has no {metric}")
     if not math.isfinite(value):
         return TrialOutcome("diverged", None, steps, seconds, tokens, f"{metric} is {value}")
     return TrialOutcome("done", value, steps, seconds, tokens)
+
+
+def _is_end(run: RunData, steps: int) -> bool:
+    """Whether a run has ended where it was to, or before by early stopping."""
+    is_early = any(event["step"] == run.last_step for event in run.of_kind("early_stop"))
+    return run.last_step == steps or (run.last_step < steps and is_early)
 
 
 def value_of(run: RunData, metric: str) -> float | None:

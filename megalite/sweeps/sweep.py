@@ -131,7 +131,9 @@ class SweepRun:
             book = open_book(self._settings, may_grow=self._may_grow)
             if self._retry:
                 again = [each for each in book.trials.values() if each.state == "failed"]
-                book.trials |= {each.number: TrialRecord(number=each.number, point=each.point) for each in again}
+                book.trials |= {
+                    each.number: TrialRecord(number=each.number, point=each.point, rungs=each.rungs) for each in again
+                }
             if self._settings.method == "tpe":
                 self._adaptively(book)
             elif self._prepared.rungs:

@@ -191,6 +191,36 @@ def test_a_trial_that_ends_before_it_begins_has_not_come_further(tmp_path, code,
     assert read_outcome(folder, "loss", code=code).state == state
 
 
+@pytest.mark.parametrize(("steps", "state"), [(30, "failed"), (40, "done"), (50, "stopped"), (None, "done")])
+def test_a_value_of_another_step_is_none(tmp_path, steps, state):
+    """A run that has come further has no value of the step at which it is to be compared, one that has not come so far
+    goes on, but where early stopping has ended it."""
+    folder = make_run(tmp_path / "run", 40, end="done")
+    found = read_outcome(folder, "loss", code=0, wanted_steps=steps)
+    assert (found.state, found.value is None) == (state, state != "done")
+    assert found.why == ("" if state == "done" else f"stands at step 40, and was to be judged at step {steps}")
+    with open(folder / "events.jsonl", "a") as file:
+        file.write(json.dumps({"event": "early_stop", "time": 2e9, "step": 40, "why": "no progress"}) + "\n")
+    found = read_outcome(folder, "loss", code=0, wanted_steps=steps)
+    assert found.state == ("done" if state == "stopped" else state)
+
+
+def test_what_failed_in_the_middle_of_halving_is_compared_where_it_was(tmp_path):
+    """Tried again it goes on with the rung that it failed in: its values of those before stand."""
+    settings = sweep(tmp_path, halving={"min_steps": 30, "factor": 2})
+
+    def value(trial: Trial) -> float | TrialOutcome:
+        fails = trial.config.train.steps == 60 and trial.name == "trial-0003"
+        return TrialOutcome("failed", None, 50, why="out of memory") if fails else by_rate(trial)
+
+    book = run(settings, PretendedRunner(value))
+    assert (book.trials[3].state, book.trials[4].state) == ("failed", "done")
+    runner = PretendedRunner(by_rate)
+    book = run(settings, runner, retry_failed=True)
+    assert runner.started == [("trial-0003", 60), ("trial-0003", 90)]
+    assert [rung.steps for rung in book.trials[3].rungs] == [30, 60, 90]
+
+
 def test_halving_where_the_schedule_knows_its_end(tmp_path):
     """With a cosine a rung is a run anew, in a folder of its own; with wsd its beginning, without the decay."""
     settings = sweep(tmp_path, halving={"min_steps": 30, "factor": 3}, overrides=("schedule.name=cosine",))
