@@ -118,6 +118,7 @@ class SweepRun:
         self._prepared, self._settings = prepared, prepared.settings
         self._runner, self._told, self._retry, self._may_grow = runner, told, retry_failed, may_grow
         self._requests: list[int] = []
+        self._is_unfinished = False
 
     def run(self) -> SweepBook:
         """Train what is left to train.
@@ -144,8 +145,8 @@ class SweepRun:
 
     @property
     def was_stopped(self) -> bool:
-        """Whether somebody asked it to stop."""
-        return bool(self._requests)
+        """Whether somebody asked it to stop, or a trial without which no other may go on."""
+        return bool(self._requests) or self._is_unfinished
 
     def _plainly(self, book: SweepBook) -> None:
         numbered = list(enumerate(self._prepared.trials, start=1))
@@ -194,6 +195,11 @@ class SweepRun:
             if self._requests or is_last:
                 return
             values = {number: _value_at(book.trials[number], steps) for number in alive}
+            if unfinished := [n for n in alive if values[n] is None and not book.trials[n].has_ended]:
+                self._is_unfinished = True
+                words = ", ".join(map(str, unfinished))
+                self._told(f"not yet at step {steps:,}: trial {words}; run the sweep again to go on with it")
+                return
             ranked = sorted(
                 (number for number in alive if values[number] is not None), key=lambda each: self._rank(values[each])
             )

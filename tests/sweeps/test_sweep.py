@@ -221,6 +221,25 @@ def test_what_failed_in_the_middle_of_halving_is_compared_where_it_was(tmp_path)
     assert [rung.steps for rung in book.trials[3].rungs] == [30, 60, 90]
 
 
+def test_halving_waits_for_a_trial_that_was_stopped(tmp_path):
+    """By a file in its folder, say: nothing goes on before its value is known, and it may be the best."""
+    settings = sweep(tmp_path, halving={"min_steps": 30, "factor": 2})
+
+    def value(trial: Trial) -> float | TrialOutcome:
+        return TrialOutcome("stopped", None, 20, why="ended with 3") if trial.name == "trial-0003" else by_rate(trial)
+
+    told: list[str] = []
+    work = SweepRun(prepare(settings), PretendedRunner(value), told.append)
+    book = work.run()
+    assert work.was_stopped
+    assert told[-1] == "not yet at step 30: trial 3; run the sweep again to go on with it"
+    assert [book.trials[n].state for n in (1, 2, 3, 4)] == ["waiting", "waiting", "stopped", "waiting"]
+    runner = PretendedRunner(by_rate)
+    book = run(settings, runner)
+    assert runner.started[0] == ("trial-0003", 30)
+    assert [book.trials[n].state for n in (1, 2, 3, 4)] == ["pruned", "pruned", "done", "pruned"]
+
+
 def test_halving_where_the_schedule_knows_its_end(tmp_path):
     """With a cosine a rung is a run anew, in a folder of its own; with wsd its beginning, without the decay."""
     settings = sweep(tmp_path, halving={"min_steps": 30, "factor": 3}, overrides=("schedule.name=cosine",))
