@@ -5,12 +5,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
 from megalite.checkpoint.precision_state import load_state
 from megalite.checkpoint.sizes_so_far import CONTROL, sizes_at
 from megalite.config.batch_sizes import BatchSizes
+from megalite.config.load import in_folder
 from megalite.config.plan import RunPlan
 from megalite.config.schema import Config
 from megalite.data.loader import Batch, Loader
@@ -23,6 +25,9 @@ from megalite.train.place import Place
 from megalite.train.preflight import preflight_stages
 from megalite.train.start import Start, first_start
 from megalite.train.worker import connect_rank
+
+ASIDE = "aside"
+"""Stands for a study's folder where ranks compare their runs."""
 
 
 @dataclass
@@ -71,7 +76,8 @@ def start_beside(config: Config, place: Place) -> Beside:
         config: from `aside.aside`, so that the run's own folder is not touched.
     """
     stages, valid_sets = preflight_stages(config, place.world_size, local_rank=place.local_rank)
-    axes, device = connect_rank(config, stages, place, valid_sets)
+    everywhere = in_folder(config, Path(ASIDE))  # each rank may have a folder of its own
+    axes, device = connect_rank(everywhere, stages, place, valid_sets)
     start = first_start(config, stages, axes, device)
     stage = next(each for each in stages if each.plan.goes_on_from(start.progress.step))
     config, plan = stage.config, stage.plan

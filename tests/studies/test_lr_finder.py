@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from contextlib import suppress
 from dataclasses import asdict
 from itertools import islice
@@ -21,9 +22,11 @@ from megalite.studies.aside import aside
 from megalite.studies.beside import start_beside
 from megalite.studies.lr_finder import Found, SmoothedLoss, Sweep, _sweep, find_rate
 from megalite.train.place import Place
-from tests.kit.runs import megalite, metrics, write_run
+from tests.kit.preloaded import preloaded
+from tests.kit.runs import COMMAND, RUN_TIMEOUT_SECONDS, clean_environment, megalite, metrics, write_run
 from tests.kit.spawn import run_ranks
 from tests.train.forked import launch
+from tests.train.test_same_run import free_port
 from tests.train.test_schedules import assert_equal_checkpoints, numbers
 
 DP2 = {"tp": 1, "dp": 2, "zero_stage": 1}
@@ -75,6 +78,25 @@ def test_a_run_does_not_notice(tmp_path, monkeypatch):
     assert [record["step"] for record in metrics(config.run.dir)] == [1, 2, 3, 4, 5, 6]
     assert_equal_checkpoints(*(c.run.dir / "checkpoints/step-0000006" for c in (config, other)))
     assert_swept_anew(config, monkeypatch)
+
+
+def test_ranks_that_somebody_else_has_started(tmp_path):
+    """Each has a folder of its own, which does not make theirs other runs; the first says what was found."""
+    config, port = write_run(tmp_path, parallel=DP2), free_port()
+    ranks = [
+        subprocess.Popen(
+            [*COMMAND, "lr-find", str(config), "--steps", "4"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=preloaded({**clean_environment(), "RANK": str(rank), "WORLD_SIZE": "2", "MASTER_PORT": port}),
+        )
+        for rank in range(2)
+    ]
+    said = [rank.communicate(timeout=RUN_TIMEOUT_SECONDS)[0] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [EXIT_DONE, EXIT_DONE], said
+    assert ["suggestion: optimizer.lr=" in words for words in said] == [True, False]
+    assert not (tmp_path / "run").exists()
 
 
 def test_reads_on_where_a_grown_batch_ended(tmp_path):
