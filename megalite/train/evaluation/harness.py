@@ -100,7 +100,7 @@ def main(request: dict[str, Any]) -> None:
         os.chdir(path.parent)  # a data file is named as seen from the task's
         found = lm_eval.simple_evaluate(
             model=model,
-            tasks=[_task_name(path)],
+            tasks=[_name_or_refuse(path)],
             task_manager=TaskManager(include_path=str(path.parent), include_defaults=False),
             limit=request["limit"],
             bootstrap_iters=0,
@@ -109,12 +109,19 @@ def main(request: dict[str, Any]) -> None:
     Path(request["out"]).write_text(json.dumps(results), encoding="utf-8")
 
 
-def _task_name(path: Path) -> str:
-    """What a task file calls its task. It may have tags that only the harness reads, so YAML is not asked."""
-    found = re.search(r"^(?:task|group):\s*[\"']?([^\s\"'#]+)", path.read_text(encoding="utf-8"), re.MULTILINE)
-    if found is None:
+def task_name(path: Path) -> str | None:
+    """What a task file calls its task; None where it does not say. It may have tags that only the harness reads, so
+    YAML is not asked."""
+    text = path.read_text(encoding="utf-8", errors="replace")
+    found = re.search(r"^(?:task|group):\s*[\"']?([^\s\"'#]+)", text, re.MULTILINE)
+    return None if found is None else found[1]
+
+
+def _name_or_refuse(path: Path) -> str:
+    name = task_name(path)
+    if name is None:
         raise ValueError(f"{path}: no `task: NAME` in it")
-    return found[1]
+    return name
 
 
 def _plain(found: dict[str, Any]) -> dict[str, dict[str, Any]]:

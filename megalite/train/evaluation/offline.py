@@ -89,12 +89,13 @@ def score_all(
         A task's name, and its scores with `num`, the number of questions, and `by`, who scored.
 
     Raises:
-        UserError: a file is of neither kind or cannot be used, or no tokenizer fits.
+        UserError: a file is of neither kind or cannot be used, two have one name, or no tokenizer fits.
     """
     for path in files:
         if path.suffix not in (QUESTIONS, *HARNESS) or not path.is_file():
             what = "is no file" if not path.is_file() else f"ends in {path.suffix or 'nothing'}"
             raise DataError(f"{path}: {what}; give a .jsonl of questions or a .yaml of lm-evaluation-harness")
+    _refuse_equal_names(files)
     questions = [TaskConfig(path=path, limit=limit) for path in files if path.suffix == QUESTIONS]
     harness_tasks = [path for path in files if path.suffix in HARNESS]
     if harness_tasks:
@@ -104,6 +105,16 @@ def score_all(
     if harness_tasks:
         with _as_hugging_face(saved) as folder:
             yield from harness.score(folder, harness_tasks, limit)
+
+
+def _refuse_equal_names(files: Sequence[Path]) -> None:
+    """Scores go by the names of tasks: of two with one name, one would be lost."""
+    known: dict[str, Path] = {}
+    for path in files:
+        name = harness.task_name(path) if path.suffix in HARNESS else path.stem
+        if name is not None and name in known:
+            raise DataError(f"{path}: its task is called {name!r}, as that of {known[name]} is; give one another name")
+        known[name or str(path)] = path
 
 
 def score_tasks(saved: SavedModel, tasks: Sequence[TaskConfig]) -> Iterator[tuple[str, Score]]:

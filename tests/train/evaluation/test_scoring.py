@@ -174,6 +174,20 @@ def test_data_that_is_none_is_told_before_the_first_question(tmp_path, tokenizer
             CliRunner().invoke(app, [*call, option, str(tmp_path / "nosuch")], catch_exceptions=False)
 
 
+def test_two_tasks_of_one_name(tmp_path, monkeypatch):
+    """The scores of one would be lost: refused before any is scored, whoever scores."""
+    monkeypatch.setattr(offline, "score_tasks", lambda *_: pytest.fail("scored"))
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        write_questions(tmp_path / folder / "qa.jsonl", 4, seed=1)
+    (tmp_path / "other.yaml").write_text("task: 'qa'  # of another folder\n")
+    (tmp_path / "nameless.yaml").write_text("dataset_path: json\n")
+    first = tmp_path / "a/qa.jsonl"
+    for other in (first, tmp_path / "b/qa.jsonl", tmp_path / "other.yaml"):
+        with pytest.raises(DataError, match=f"{other}: its task is called 'qa', as that of {first} is"):
+            list(score_all(None, [first, tmp_path / "nameless.yaml", other]))
+
+
 def test_cut_between_context_and_choice(tokenizer_folder):
     """The scored tokens are the choice's and the space before it; a context's own trailing space goes over to it; a
     long context loses its beginning."""
