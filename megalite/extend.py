@@ -295,11 +295,11 @@ def metric(name: str) -> Callable[[Code], Code]:
     all ranks, so it may be collective; what rank 0 returns is written.
     """
     from megalite.config.brought import METRICS
-    from megalite.monitor.records import STEP_KEYS
+    from megalite.monitor.records import whose_name
 
     def add(code: Code) -> Code:
-        if name in STEP_KEYS:
-            raise PluginError(f"metric {name}: every line of metrics.jsonl has a number of this name; give it another")
+        if (others := whose_name(name)) is not None:
+            raise PluginError(f"metric {name}: {others} a number of this name; give it another")
         METRICS.add(name, addition("metric", name, code, ("step", "result", "context")))
         return code
 

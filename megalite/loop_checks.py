@@ -6,7 +6,7 @@ import json
 import math
 from typing import Any, TypeVar
 
-from megalite.monitor.records import STEP_KEYS
+from megalite.monitor.records import STEP_KEYS, whose_name
 
 Answer = TypeVar("Answer")
 
@@ -53,6 +53,8 @@ def check_step(moment: str, former: Any, step: Any) -> None:
             raise ValueError(
                 f"{name!r} stands in metrics.jsonl already; leave it as it is, and give the figure another name"
             )
+        if (others := whose_name(name)) is not None:
+            raise ValueError(f"{name!r}: {others} a number of this name; give the figure another")
         if not _is_number(value):
             raise ValueError(f"figure {name!r} is {value!r}, expected a number (of a tensor, .item())")
         if moment == "after_step":

@@ -110,6 +110,14 @@ def test_a_file_and_a_module(tmp_path, monkeypatch):
             "extend.metric('lr')(lambda step, result, context: 1.0)",
             "metric lr: every line of metrics.jsonl has a number of this name; give it another",
         ),
+        (
+            "extend.metric('hours')(lambda step, result, context: 1.0)",
+            "metric hours: reports and sweeps have a number of this name; give it another",
+        ),
+        (
+            "extend.metric('validation')(lambda step, result, context: 1.0)",
+            "metric validation: reports and sweeps have",
+        ),
         ("extend.norm('n')(len)", "expected a class of torch modules"),
         ("extend.optimizer('o')(int)", "has no method `update`"),
         ("extend.optimizer('o', state='m')(type('O', (), {'update': 1}))", "state='m' is no tuple of names"),

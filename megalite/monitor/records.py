@@ -24,6 +24,20 @@ STEP_KEYS = frozenset(
 )
 """What every line of metrics.jsonl has."""
 
+READERS_KEYS = frozenset(("hours", "validation"))
+"""What reports and sweeps call numbers of their own making."""
+
+READERS_PREFIXES = ("validation/", "task/")
+"""How the names of a sweep's metrics begin that are no numbers of a step."""
+
+
+def whose_name(name: str) -> str | None:
+    """What has a number of some name already, so that a step's figure cannot be called so; None for nothing."""
+    if name in STEP_KEYS:
+        return "every line of metrics.jsonl has"
+    is_readers = name in READERS_KEYS or name.startswith(READERS_PREFIXES)
+    return "reports and sweeps have" if is_readers else None
+
 
 class JsonLines:
     """A file of JSON objects that is appended to and always ends in a whole line."""

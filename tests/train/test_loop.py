@@ -132,6 +132,9 @@ def figure(name: str, value):
     ("moment", "change", "complaint"),
     [
         ("before_step", figure("loss", 1.0), "'loss' stands in metrics.jsonl already"),
+        ("before_step", figure("hours", 1.0), "'hours': reports and sweeps have a number of this name"),
+        ("measure", figure("validation", 1.0), "'validation': reports and sweeps have a number of this name"),
+        ("measure", figure("task/x", 1.0), "'task/x': reports and sweeps have a number of this name"),
         ("before_step", figure("mine", torch.tensor(1.0)), r"figure 'mine' is tensor\(1.\), expected a number"),
         ("before_step", figure("theirs", 2.0), "'theirs' stands in metrics.jsonl already"),
         ("before_step", set_to("lr", float("nan")), "lr is nan, expected a number of at least 0"),
