@@ -216,8 +216,9 @@ def section(title: str, *children: Child, class_: str | None = None) -> Markup:
 
 
 def best_validation(run: RunData) -> tuple[int, float] | None:
-    """Step and value of the lowest watched validation loss."""
-    found = [(event["loss"], event["step"]) for event in run.of_kind("validation") if event.get("loss") is not None]
+    """Step and value of the lowest watched validation loss; what a rollback has undone does not count."""
+    last = {event["step"]: event["loss"] for event in run.of_kind("validation") if "loss" in event}
+    found = [(loss, step) for step, loss in last.items() if loss is not None and step <= run.last_step]
     return (min(found)[1], min(found)[0]) if found else None
 
 

@@ -15,7 +15,7 @@ from megalite.cli.main import main
 from megalite.report.page import render
 from megalite.report.run_data import read_runs
 from tests.kit.html import Reader
-from tests.report.conftest import START, make_run
+from tests.report.conftest import START, event, make_run
 
 HOSTILE = '</script><script>alert("1")</script>'
 
@@ -59,6 +59,21 @@ def test_headline_loss_is_of_the_last_steps(tmp_path, num_steps, first):
     assert f"training loss{mean:.4f}mean of {which}" in text
     two = read_runs([run.folder, run.folder])
     assert Reader(render(two, START)).text.count(f"{mean:.4f}{which}") == 2
+
+
+def test_the_lowest_validation_is_of_the_run_as_it_is(tmp_path):
+    """Not one that a rollback has undone: of a step that was done again, or of one that has yet to be; a loss that is
+    no number is none."""
+    validations = [(20, 5.0), (30, 2.0), (40, 1.0), (60, 0.5), (20, 4.5), (30, 4.0), (40, None)]
+    for name, more, expected in (("a", [], "4.0000at step 30"), ("b", [(40, 3.5)], "3.5000at step 40")):
+        folder = make_run(tmp_path / name, 50)
+        (folder / "events.jsonl").write_text(
+            "".join(
+                json.dumps(event("validation", START + place, step, loss=loss, seconds=1.0)) + "\n"
+                for place, (step, loss) in enumerate([*validations, *more])
+            )
+        )
+        assert f"lowest validation loss{expected}" in Reader(render(read_runs([folder]), START)).text
 
 
 def test_what_was_out_of_the_ordinary_is_in_sight(tmp_path):
