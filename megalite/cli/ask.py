@@ -16,6 +16,37 @@ from megalite.errors import UserError
 LONGEST = 2**24
 """Tokens of a text that is asked about."""
 
+DEPTHS, TRIALS, DOCUMENTS = "0,0.25,0.5,0.75,1", 4, 16
+"""Where options do not say."""
+
+NEEDS = {
+    "--limit": ("--tasks",),
+    **dict.fromkeys(("--haystack", "--depths", "--trials"), ("--needle",)),
+    "--documents": ("--positions",),
+    "--lengths": ("--needle", "--positions"),
+}
+"""Options that say how something is done, and what asks for it."""
+
+Lengths = Annotated[
+    str | None,
+    typer.Option(help="Tokens of the texts, with commas. [default: doubling to max_positions]", show_default=False),
+]
+Depths = Annotated[
+    str | None,
+    typer.Option(help=f"Where needles lie, shares of the text ({DEPTHS} where not given).", show_default=False),
+]
+Trials = Annotated[
+    int | None,
+    typer.Option(min=1, help=f"Needles of each length and depth ({TRIALS} where not given).", show_default=False),
+]
+Haystack = Annotated[
+    Path | None, typer.Option(help="Plain text. [default: Python's own reference]", show_default=False)
+]
+Documents = Annotated[
+    int | None,
+    typer.Option(min=1, help=f"Documents that --positions reads ({DOCUMENTS} where not given).", show_default=False),
+]
+
 if TYPE_CHECKING:
     from megalite.train.evaluation.needle import NeedleScore, NeedleTest
     from megalite.train.evaluation.offline import SavedModel
@@ -36,17 +67,12 @@ def evaluate(
     loss: Annotated[
         list[Path], typer.Option("--loss", help="A packed set; shows the mean loss of its labels; repeatable.")
     ] = [],  # noqa: B006
-    lengths: Annotated[
-        str | None,
-        typer.Option(help="Tokens of the texts, with commas. [default: doubling to max_positions]", show_default=False),
-    ] = None,
-    depths: Annotated[str, typer.Option(help="Where needles lie, shares of the text.")] = "0,0.25,0.5,0.75,1",
-    trials: Annotated[int, typer.Option(min=1, help="Needles of each length and depth.")] = 4,
-    haystack: Annotated[
-        Path | None, typer.Option(help="Plain text. [default: Python's own reference]", show_default=False)
-    ] = None,
+    lengths: Lengths = None,
+    depths: Depths = None,
+    trials: Trials = None,
+    haystack: Haystack = None,
     plot: Annotated[Path | None, typer.Option(callback=named_file, help="SVG file to draw the needles in.")] = None,
-    documents: Annotated[int, typer.Option(min=1, help="Documents that --positions reads.")] = 16,
+    documents: Documents = None,
     tokenizer: Annotated[
         Path | None, typer.Option(help="Tokenizer's folder. [default: the model's own]", show_default=False)
     ] = None,
@@ -65,7 +91,11 @@ def evaluate(
     from megalite.train.evaluation.offline import open_model
 
     _refuse_nothing(bool(tasks or loss or needle or positions), plot is not None and not needle)
-    test = NeedleTest(asked := _whole_numbers("--lengths", lengths), _shares("--depths", depths), trials)
+    given = {"--limit": limit, "--lengths": lengths, "--haystack": haystack, "--depths": depths, "--trials": trials}
+    asks = {"--tasks": tasks, "--needle": needle, "--positions": positions}
+    _refuse_idle({**given, "--documents": documents}, {name for name, value in asks.items() if value})
+    shares, documents = _shares("--depths", DEPTHS if depths is None else depths), documents or DOCUMENTS
+    test = NeedleTest(asked := _whole_numbers("--lengths", lengths), shares, trials or TRIALS)
     saved, hay = open_model(model, tokenizer), read_haystack(haystack) if needle else ""
     _refuse_sets(saved, loss, positions, max(asked, default=None), documents)
     results: dict[str, Any] = {"tasks": _tasks(saved, tasks, limit, quiet=as_json)} if tasks else {}
@@ -87,6 +117,13 @@ def _refuse_nothing(is_asked: bool, draws_nothing: bool) -> None:
         raise UserError("nothing is asked: give --tasks, --loss, --needle or --positions")
     if draws_nothing:
         raise UserError("--plot draws what --needle finds; give both")
+
+
+def _refuse_idle(options: dict[str, Any], asks: set[str]) -> None:
+    """Raises UserError for options that say how something is done that is not asked for."""
+    idle = [name for name, value in options.items() if value is not None and not asks & {*NEEDS[name]}]
+    if idle:
+        raise UserError(f"{idle[0]}: no effect without {' or '.join(NEEDS[idle[0]])}; give that too, or leave it out")
 
 
 def _refuse_sets(saved: SavedModel, sets: Sequence[Path], source: Path | None, length: int | None, most: int) -> None:

@@ -68,8 +68,10 @@ def read_run(path: Path, steps: str | None = None) -> list[RankTrace]:
         steps: `A:B` of those that are wanted; None for the newest.
 
     Raises:
-        UserError: there are none.
+        UserError: there are none, or a file is to have the steps of others.
     """
+    if path.is_file() and steps is not None:
+        raise UserError(f"--steps {steps}: {path} is a trace, of its own steps; give the run's folder, or leave it out")
     if path.is_file():
         return [_read(path, "", 0)]
     found: dict[str, list[tuple[int, Path]]] = {}

@@ -162,5 +162,7 @@ def test_what_is_no_trace_is_refused(tmp_path: Path):
             read_trace(tmp_path / name)
     (tmp_path / "good.json.gz").write_bytes(whole)
     assert len(read_run(tmp_path / "good.json.gz")) == 1
+    with pytest.raises(UserError, match=r"--steps 3:5: .*good\.json\.gz is a trace, of its own steps; give the run's"):
+        read_run(tmp_path / "good.json.gz", "3:5")
     with pytest.raises(UserError, match=r"no traces in .*train with monitor\.profile"):
         read_run(tmp_path)

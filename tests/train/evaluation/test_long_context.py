@@ -230,6 +230,15 @@ REFUSED = {
     "depths": (["--needle", "--depths", "50"], "--depths: found '50'"),
     "haystack": (["--needle", "--haystack", "nowhere.txt"], "nowhere.txt: cannot be read"),
     "positions": (["--positions", "nowhere"], "nowhere: no such folder"),
+    "limit": (["--needle", "--limit", "4"], "--limit: no effect without --tasks"),
+    "documents": (["--needle", "--documents", "16"], "--documents: no effect without --positions"),
+    "needles": (
+        ["--positions", "x", "--depths", "0", "--trials", "4", "--haystack", "x"],
+        "--haystack: no effect without --needle; give that too, or leave it out",
+    ),
+    "depths alone": (["--positions", "x", "--depths", "0"], "--depths: no effect without --needle"),
+    "trials alone": (["--positions", "x", "--trials", "4"], "--trials: no effect without --needle"),
+    "lengths alone": (["--loss", "x", "--lengths", "512"], "--lengths: no effect without --needle or --positions"),
 }
 
 
