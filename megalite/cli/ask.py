@@ -48,7 +48,7 @@ Documents = Annotated[
 ]
 
 if TYPE_CHECKING:
-    from megalite.train.evaluation.needle import NeedleScore, NeedleTest
+    from megalite.train.evaluation.needle import NeedleScore, Prompts
     from megalite.train.evaluation.offline import SavedModel
 
 
@@ -86,7 +86,7 @@ def evaluate(
     a checkpoint is exported into a temporary folder first. Nothing is downloaded.
     """
     from megalite.page.write import write_page
-    from megalite.train.evaluation.long_context import picture
+    from megalite.train.evaluation.long_context import needle_prompts, picture
     from megalite.train.evaluation.needle import NeedleTest, read_haystack
     from megalite.train.evaluation.offline import open_model
 
@@ -96,13 +96,14 @@ def evaluate(
     _refuse_idle({**given, "--documents": documents}, {name for name, value in asks.items() if value})
     shares, documents = _shares("--depths", DEPTHS if depths is None else depths), documents or DOCUMENTS
     test = NeedleTest(asked := _whole_numbers("--lengths", lengths), shares, trials or TRIALS)
-    saved, hay = open_model(model, tokenizer), read_haystack(haystack) if needle else ""
+    saved = open_model(model, tokenizer)
     _refuse_sets(saved, loss, positions, max(asked, default=None), documents)
+    hidden = needle_prompts(saved, test, read_haystack(haystack)) if needle else []
     results: dict[str, Any] = {"tasks": _tasks(saved, tasks, limit, quiet=as_json)} if tasks else {}
     if loss:
         results["loss"] = _losses(saved, loss, quiet=as_json)
     if needle:
-        found = _needles(saved, test, hay, quiet=as_json)
+        found = _needles(saved, hidden, quiet=as_json)
         results["needles"] = [each.record() for each in found]
         if plot is not None:
             write_page(plot, picture(found, model))
@@ -174,14 +175,14 @@ def _losses(saved: SavedModel, sets: Sequence[Path], *, quiet: bool) -> dict[str
     return results
 
 
-def _needles(saved: SavedModel, test: NeedleTest, haystack: str, *, quiet: bool) -> list[NeedleScore]:
+def _needles(saved: SavedModel, hidden: Sequence[Prompts], *, quiet: bool) -> list[NeedleScore]:
     """What was found, a line for each length as soon as it is known."""
     from megalite.train.evaluation.long_context import needles
 
     found: list[NeedleScore] = []
-    for each in needles(saved, test, haystack):
+    for each in needles(saved, hidden):
         found.append(each)
-        if each.depth == test.depths[-1] and not quiet:
+        if each.depth == hidden[-1][1] and not quiet:
             own = [one for one in found if one.length == each.length]
             shares = "  ".join(f"{100 * one.depth:g}%: {one.share:.0%}" for one in own)
             loss = sum(one.loss for one in own) / len(own)

@@ -12,21 +12,28 @@ from megalite.errors import ConversionError, UserError
 from megalite.page.heatmap import heatmap
 from megalite.tokenizer.tokenizer import Tokenizer
 from megalite.train.device import choose_device
-from megalite.train.evaluation.needle import NeedleScore, NeedleTest, default_lengths, find_needles, make_prompts
+from megalite.train.evaluation.needle import (
+    NeedleScore,
+    NeedleTest,
+    Prompts,
+    default_lengths,
+    find_needles,
+    make_prompts,
+)
 from megalite.train.evaluation.offline import SavedModel, build_stage
 from megalite.train.evaluation.positions import RangeLoss, long_documents, loss_by_position
 from megalite.train.evaluation.questions import text_prefix
 
 
-def needles(saved: SavedModel, test: NeedleTest, haystack: str) -> Iterator[NeedleScore]:
-    """Hide needles and ask for them; everything is prepared before the weights are read.
+def needle_prompts(saved: SavedModel, test: NeedleTest, haystack: str) -> list[Prompts]:
+    """Hide needles; before any weight is read.
 
     Args:
         test: without lengths for those up to what the model is meant for.
         haystack: see `needle.read_haystack`.
 
     Raises:
-        UserError: a length has no room for a needle, is beyond a learned table of positions, or too much for memory.
+        UserError: a length has no room for a needle, or is beyond a learned table of positions.
         ConversionError: no tokenizer is known.
     """
     if saved.tokenizer is None:
@@ -34,7 +41,15 @@ def needles(saved: SavedModel, test: NeedleTest, haystack: str) -> Iterator[Need
     test = test if test.lengths else replace(test, lengths=default_lengths(saved.model.max_positions))
     _check_reach(saved, max(test.lengths))
     tokenizer, prefix = Tokenizer.load(saved.tokenizer), text_prefix(saved.tokenizer)
-    prompts = list(make_prompts(test, haystack, lambda text: [*prefix, *tokenizer.encode(text)]))
+    return list(make_prompts(test, haystack, lambda text: [*prefix, *tokenizer.encode(text)]))
+
+
+def needles(saved: SavedModel, prompts: Sequence[Prompts]) -> Iterator[NeedleScore]:
+    """Ask for what is hidden.
+
+    Raises:
+        UserError: memory does not suffice for a length.
+    """
     device = choose_device("auto", 0)
     yield from find_needles(build_stage(saved, device), prompts, device)
 

@@ -40,6 +40,9 @@ MOST_TRIES = 12
 
 Reader = Callable[[str], list[int]]
 
+Prompts = tuple[int, float, list[Request]]
+"""Length, depth, and the texts of each trial."""
+
 
 @dataclass(frozen=True)
 class NeedleTest:
@@ -100,7 +103,7 @@ def read_haystack(path: Path | None) -> str:
     return text
 
 
-def make_prompts(test: NeedleTest, haystack: str, read: Reader) -> Iterator[tuple[int, float, list[Request]]]:
+def make_prompts(test: NeedleTest, haystack: str, read: Reader) -> Iterator[Prompts]:
     """The texts of each length and depth, the longest last.
 
     Args:
@@ -117,9 +120,7 @@ def make_prompts(test: NeedleTest, haystack: str, read: Reader) -> Iterator[tupl
             yield length, depth, prompts
 
 
-def find_needles(
-    stage: Stage, prompts: Iterable[tuple[int, float, list[Request]]], device: torch.device
-) -> Iterator[NeedleScore]:
+def find_needles(stage: Stage, prompts: Iterable[Prompts], device: torch.device) -> Iterator[NeedleScore]:
     """Ask a whole model, one text at a time.
 
     Raises:

@@ -17,7 +17,7 @@ from megalite.cli.main import app
 from megalite.data.sources import open_tokens
 from megalite.errors import DataError, UserError
 from megalite.tokenizer.tokenizer import Tokenizer
-from megalite.train.evaluation.long_context import needles, picture, position_losses
+from megalite.train.evaluation.long_context import needle_prompts, needles, picture, position_losses
 from megalite.train.evaluation.needle import (
     SHORTFALL,
     NeedleTest,
@@ -113,7 +113,8 @@ def test_needles_by_transformers(run, prepared, tokenizer, tmp_path):
     test = NeedleTest(LENGTHS, DEPTHS, trials=2)
     haystack = read_haystack(None)
     folder = prepared / "out/tokenizer"
-    scores = list(needles(open_model(run, folder), test, haystack))
+    saved = open_model(run, folder)
+    scores = list(needles(saved, needle_prompts(saved, test, haystack)))
     exported = to_hugging_face(run, tmp_path / "hf", tokenizer=folder).folder
     theirs = AutoModelForCausalLM.from_pretrained(exported, dtype=torch.float32).eval()
     for score, (length, depth, requests) in zip(scores, make_prompts(test, haystack, tokenizer.encode), strict=True):

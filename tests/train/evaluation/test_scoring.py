@@ -164,7 +164,7 @@ def test_short_questions_for_a_model_of_many_positions(tmp_path, tokenizer_folde
 
 
 def test_data_that_is_none_is_told_before_the_first_question(tmp_path, tokenizer_folder, monkeypatch):
-    """Of `megalite eval`: a packed set, and long documents, beside tasks."""
+    """Of `megalite eval`: a packed set, long documents, and needles for which there is no room, beside tasks."""
     write_checkpoint(tmp_path / "run", tiny_model(vocab_size=300))
     write_questions(tmp_path / "qa.jsonl", 4, seed=1)
     monkeypatch.setattr(offline, "score_all", lambda *_, **__: pytest.fail("scored"))
@@ -172,6 +172,8 @@ def test_data_that_is_none_is_told_before_the_first_question(tmp_path, tokenizer
     for option in ("--loss", "--positions"):
         with pytest.raises(DataError, match="nosuch"):
             CliRunner().invoke(app, [*call, option, str(tmp_path / "nosuch")], catch_exceptions=False)
+    with pytest.raises(DataError, match="no room"):
+        CliRunner().invoke(app, [*call, "--needle", "--lengths", "1"], catch_exceptions=False)
 
 
 def test_two_tasks_of_one_name(tmp_path, monkeypatch):
