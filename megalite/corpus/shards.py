@@ -6,6 +6,7 @@ Parquet makes several. A shard is JSON-ready, so it travels in a task (`tasks.py
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -14,8 +15,9 @@ from types import MappingProxyType
 from typing import Any, BinaryIO
 
 import numpy as np
+import pyarrow.compute as pc
 
-from megalite.corpus.documents import REJECTED_FOLDER, BatchBuilder, DocumentBatch, Rejected
+from megalite.corpus.documents import REJECTED_FOLDER, BatchBuilder, DocumentBatch, Rejected, as_utf8
 from megalite.corpus.reading.columns import open_parquet
 from megalite.corpus.reading.files import READ_ERRORS, FilePiece, data_suffix, is_compressed, is_machine_fault
 from megalite.corpus.reading.readers import is_json_array, read_piece, read_station_shard
@@ -105,6 +107,8 @@ class ShardReading:
         self._num_unreadable = 0
         self._first_unreadable: Rejected | None = None
         self._lost: Counter[str] = Counter()
+        self._fields: dict[str, bool] = dict.fromkeys(shard.get("config", {}).get("keep_fields", ()), False)
+        """Those to be kept, and whether a document has had them."""
 
     def __iter__(self) -> Iterator[DocumentBatch]:
         for batch in _read(self.shard):
@@ -113,6 +117,8 @@ class ShardReading:
             self._lost.update(batch.lost)
             if batch.rejected and self._first_unreadable is None:
                 self._first_unreadable = batch.rejected[0]
+            for name in [name for name, is_seen in self._fields.items() if not is_seen]:
+                self._fields[name] = _has_field(batch, name)
             yield batch
 
     def report(self) -> dict[str, Any]:
@@ -123,6 +129,7 @@ class ShardReading:
             "unreadable": self._num_unreadable,
             "first_unreadable": first and [first.id, first.reason, first.text[:SHOWN_CHARS]],
             "lost": dict(self._lost),
+            **({"fields": self._fields} if self._fields else {}),
         }
 
 
@@ -156,16 +163,23 @@ def refuse_unreadable(read: Sequence[tuple[Shard, dict[str, Any]]]) -> None:
 def lost_counts(
     reports: Sequence[dict[str, Any]], passed_over: Mapping[str, int] = MappingProxyType({})
 ) -> dict[str, Any]:
-    """For the counts of a station: what was lost of its sources, and passed over in them; nothing where nothing was.
+    """For the counts of a station: what was lost of its sources, and passed over in them, and how many documents are
+    without a field to be kept that none has; nothing where nothing was.
 
     Args:
         reports: of its tasks, each with that of its `ShardReading` under `reading`.
         passed_over: files of kinds that are not read, by suffix.
     """
     lost: Counter[str] = Counter()
-    for report in reports:
-        lost.update(report["reading"].get("lost", {}))
-    found = {"lost": +lost, "passed_over": passed_over}
+    without: Counter[str] = Counter()
+    seen: set[str] = set()
+    for reading in (report["reading"] for report in reports):
+        lost.update(reading.get("lost", {}))
+        for name, is_seen in reading.get("fields", {}).items():
+            without[name] += reading["readable"]
+            seen |= {name} if is_seen else set()
+    absent = {name: number for name, number in without.items() if number and name not in seen}
+    found = {"lost": +lost, "passed_over": passed_over, "absent_fields": absent}
     return {name: dict(sorted(counts.items())) for name, counts in found.items() if counts}
 
 
@@ -174,7 +188,16 @@ def lost_in_words(counts: dict[str, Any]) -> str:
     lost = [f"{count:,} {name.replace('_', ' ')}" for name, count in counts.get("lost", {}).items() if count]
     others = [f"{count:,} with {suffix}" for suffix, count in counts.get("passed_over", {}).items()]
     words = f"; lost: {', '.join(lost)} (see {REJECTED_FOLDER}/)" if lost else ""
-    return words + (f"; files of kinds that are not read: {', '.join(others)}" if others else "")
+    words += f"; files of kinds that are not read: {', '.join(others)}" if others else ""
+    absent = [f"{name!r} (of {number:,})" for name, number in counts.get("absent_fields", {}).items()]
+    return words + (f"; no document has the field to be kept {', '.join(absent)}: is it spelled so?" if absent else "")
+
+
+def _has_field(batch: DocumentBatch, name: str) -> bool:
+    """Whether the metadata of a document name a field, at any depth."""
+    quoted = json.dumps(as_utf8(name), ensure_ascii=False)
+    found = pc.match_substring(batch.documents.column("metadata"), f"{quoted}: ")
+    return bool(pc.any(found).as_py())
 
 
 def _read(shard: Shard) -> Iterator[DocumentBatch]:

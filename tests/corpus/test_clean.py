@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import csv
+import json
+
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from megalite.corpus.recipe import CleanConfig
+from megalite.corpus.recipe import CleanConfig, DedupConfig
 from megalite.corpus.stations.clean import clean
+from megalite.corpus.stations.dedup import dedup
 from megalite.errors import DataError
 from megalite.stations.runners import LocalPool
 from tests.corpus.stations.test_filters import Summary
@@ -132,3 +137,28 @@ def test_files_of_other_kinds_are_counted(tmp_path):
     assert said.line.endswith("; files of kinds that are not read: 1 with .lz4, 3 with .zip, 1 with no suffix")
     assert corpus_of(f"file://{tmp_path}/raw").passed_over == counts["passed_over"]
     assert not corpus_of(tmp_path / "raw", include=("*.jsonl",)).passed_over
+
+
+@pytest.mark.parametrize("station", [(clean, CleanConfig()), (dedup, DedupConfig())])
+@pytest.mark.parametrize("ending", ["jsonl", "parquet", "csv"])
+def test_a_field_that_no_document_has(tmp_path, station, ending):
+    """Told with the documents that were read, whatever stands in their texts; not one that a single document has."""
+    records = [{"text": f'{text} "urll": {number}', "url": str(number)} for number, text in enumerate(prose(40))]
+    if ending == "jsonl":
+        for record in records[1:]:
+            del record["url"]
+        (tmp_path / "a.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    elif ending == "parquet":
+        pq.write_table(pa.Table.from_pylist(records), tmp_path / "a.parquet")
+    else:
+        with open(tmp_path / "a.csv", "w", newline="") as file:
+            writer = csv.DictWriter(file, ["text", "url"])
+            writer.writeheader()
+            writer.writerows(records)
+    run, config = station
+    for fields, absent in ((("url", "urll"), {"urll": 40}), (("url",), None), ((), None)):
+        said, corpus = Summary(), corpus_of(tmp_path / f"a.{ending}", keep_fields=fields)
+        counts = run(corpus, tmp_path / f"out{len(fields)}", config, progress=said).manifest.counts
+        assert counts.get("absent_fields") == absent
+        words = "; no document has the field to be kept 'urll' (of 40): is it spelled so?"
+        assert said.line.endswith(words) == bool(absent)
