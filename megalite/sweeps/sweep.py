@@ -32,6 +32,9 @@ LOCK = ".lock"
 """In a sweep's folder: who is at work there."""
 
 
+IN_FIRST_RUNG = "halving: its first rung would be a run of {:,} steps, which is refused (use a larger min_steps): "
+
+
 class TrialRunner(Protocol):
     """Where trials run."""
 
@@ -76,8 +79,9 @@ def prepare(settings: SweepConfig, *, has_device: bool = True) -> Prepared:
     check_trials(trials, settings.dir, complaints, has_device=has_device)
     check_metric(trials[0].config, settings.metric)
     steps = rungs(trials, settings.halving) if settings.halving is not None else ()
-    firsts = [at_rung(each, steps[0]) for each in trials if steps]
-    check_trials(firsts, settings.dir, complaints, has_device=has_device)
+    if steps:
+        firsts = [at_rung(each, steps[0]) for each in trials]
+        check_trials(firsts, settings.dir, complaints, has_device=has_device, where=IN_FIRST_RUNG.format(steps[0]))
     return Prepared(settings, trials, steps)
 
 

@@ -66,10 +66,14 @@ class Complaints:
     def __init__(self) -> None:
         self._found: dict[str, list[str]] = {}
 
-    def add(self, error: UserError, name: str, about: str) -> None:
-        """Note what is wrong with a trial."""
+    def add(self, error: UserError, name: str, about: str, *, where: str = "") -> None:
+        """Note what is wrong with a trial.
+
+        Args:
+            where: begins each sentence.
+        """
         for problem in error.problems if isinstance(error, ConfigError) else (str(error),):
-            self._found.setdefault(problem, []).append(f"{name}, {about}")
+            self._found.setdefault(f"{where}{problem}", []).append(f"{name}, {about}")
 
     def refuse(self) -> None:
         """End here if there was anything.
@@ -107,13 +111,16 @@ def make_trials(points: Iterable[Point], base: Path, overrides: Sequence[str], f
     return Checked(tuple(made), complaints)
 
 
-def check_trials(trials: Sequence[Trial], folder: Path, complaints: Complaints, *, has_device: bool = True) -> None:
+def check_trials(
+    trials: Sequence[Trial], folder: Path, complaints: Complaints, *, has_device: bool = True, where: str = ""
+) -> None:
     """All that can be known to be wrong with each trial before it starts; nothing is left behind.
 
     Args:
         folder: of the sweep.
         complaints: that there are already.
         has_device: whether this machine will train them.
+        where: begins each complaint.
 
     Raises:
         ConfigError: with each complaint once, and the first trial that has it.
@@ -125,7 +132,7 @@ def check_trials(trials: Sequence[Trial], folder: Path, complaints: Complaints, 
             try:
                 preflight(in_folder(trial.config, stand_in), trial.world_size, has_device=has_device)
             except UserError as error:
-                complaints.add(error, trial.name, trial.about)
+                complaints.add(error, trial.name, trial.about, where=where)
         complaints.refuse()
     finally:
         shutil.rmtree(stand_in, ignore_errors=True)

@@ -297,8 +297,17 @@ def test_what_halving_cannot_be(tmp_path):
         prepare(sweep(tmp_path, halving={"min_steps": 90}))
     with pytest.raises(ConfigError, match="from 10 to 20 steps"):
         prepare(sweep(tmp_path, space={"train.steps": [10, 20]}, halving={"min_steps": 5}))
-    with pytest.raises(ConfigError, match="warmup_steps: 40 is more than the 30 steps"):
-        prepare(sweep(tmp_path, halving={"min_steps": 30}, overrides=("schedule.warmup_steps=40",)))
+    beyond = {
+        "schedule.warmup_steps=40": "schedule.warmup_steps: 40 is more than the 30 steps",
+        "schedule={name: step, warmup_steps: 0, milestones: [40]}": "schedule.milestones",
+        "batch.stages=[{from_step: 40, micro_batch_size: 1}]": "batch.stages.0",
+        "monitor.profile={steps: '40:42'}": "monitor.profile.steps",
+        "precision.qat={bits: 4, group_size: 32, start_step: 40}": "precision.qat.start_step",
+    }
+    for override, named in beyond.items():
+        words = rf"halving: its first rung would be a run of 30 steps, .*larger min_steps\): [^:]*{named}"
+        with pytest.raises(ConfigError, match=words):
+            prepare(sweep(tmp_path, halving={"min_steps": 30}, overrides=(override,)))
 
 
 def test_tpe(tmp_path):
