@@ -115,7 +115,7 @@ class StopRequest:
 
     def is_save_asked(self) -> bool:
         """Whether a checkpoint was asked for since `note_save`."""
-        return self._folder is not None and (self._folder / SAVE_FILE).exists()
+        return self._folder is not None and (self._folder / SAVE_FILE).is_file()  # a folder could not be taken away
 
     def note_save(self) -> None:
         """The checkpoint that was asked for will be made."""
