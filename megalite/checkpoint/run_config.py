@@ -22,7 +22,7 @@ def run_config(folder: Path) -> dict[str, Any]:
         return {}
     try:
         found = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         why = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise CheckpointError(f"{path}: damaged ({why}); put the run's config back, or take an older one") from error
     return found if isinstance(found, dict) else {}

@@ -121,6 +121,46 @@ def test_losses_up_to_the_checkpoint(tmp_path: Path):
     assert (alone.losses, alone.validation, alone.total_steps) == (None, None, 2)
 
 
+ODD_CONFIGS = [
+    "a: " + "[" * 1000,
+    "train: 3\ndata: []",
+    "train: {steps: [1], tokens: y, init_from: 3}",
+    "train: {tokens: 100}",
+    "train: {tokens: 100}\nbatch: {global_batch_size: x}",
+    "train: {tokens: .inf, init_from: 2020-01-01}\nbatch: {}",
+    "data: {train: 3}",
+    "data: {train: [3, {weight: 3}, {path: 3}]}",
+]
+"""As another version, or a hand, may have written them."""
+
+
+@pytest.mark.parametrize("text", ODD_CONFIGS)
+def test_configs_that_say_nothing(text: str, tmp_path: Path):
+    """What is not understood is not there, as in a checkpoint without a run."""
+    folder = write_checkpoint(tmp_path / "run", tiny_model(), step=4)
+    (folder / "config.yaml").write_text(f"optimizer: {{}}\n{text}\n")
+    found = trace(folder, read_manifest(folder))
+    assert (found.total_steps, found.origin, found.data, found.tokenizers) == (None, None, (), frozenset())
+
+
+def test_odd_entries_of_data(tmp_path: Path):
+    folder = write_checkpoint(tmp_path / "run", tiny_model(), step=4)
+    (folder / "config.yaml").write_text("optimizer: {}\ndata: {train: [{path: /x/web, name: [1], weight: y}]}\n")
+    assert [(each.name, each.weight) for each in trace(folder, read_manifest(folder)).data] == [("web", 1.0)]
+
+
+@pytest.mark.parametrize("odd", [3, ["a"], {"a": "b"}, ""])
+def test_manifests_that_say_nothing(odd: object, tmp_path: Path):
+    """The same of what another writer put under our keys; a tokenizer is asked for."""
+    keys = ("tokenizer", "tokenizer_fingerprint", "imported_from", "license", "upcycled_from")
+    folder = write_checkpoint(tmp_path / "run", tiny_model(), data=dict.fromkeys(keys, odd))
+    found = trace(folder, read_manifest(folder))
+    assert (found.origin, found.tokenizers) == (None, frozenset())
+    if odd:
+        with pytest.raises(ConversionError, match="which is not there; give its folder with --tokenizer"):
+            to_hugging_face(tmp_path / "run", tmp_path / "hf")
+
+
 DATA_CARD = {
     "name": "stories",
     "sources": [
@@ -197,7 +237,10 @@ def test_licence_travels_with_an_import(tmp_path: Path):
     assert "| began as | hf, licence llama3.2 |" in (tmp_path / "out" / "README.md").read_text()
 
 
-@pytest.mark.parametrize("text", ["", "no front", "---\nlicense: [a]\n---\n", "---\n: :\n---\n", "---\n- 1\n---\n"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "no front", f"---\na: {'[' * 1000}\n---\n", "---\nlicense: [a]\n---\n", "---\n: :\n---\n", "---\n- 1\n---\n"],
+)
 def test_readmes_without_a_licence(text: str, tmp_path: Path):
     """Whatever else a README.md holds is no licence and no error."""
     assert licence_of(tmp_path) is None

@@ -325,7 +325,7 @@ def test_places_that_cannot_be_written(tmp_path: Path):
     assert (tmp_path / "file").is_file()
 
 
-@pytest.mark.parametrize("damage", [b"\0", b"\xff\xfe", b": ["])
+@pytest.mark.parametrize("damage", [b"\0", b"\xff\xfe", b": [", b"a: " + b"[" * 1000], ids=range(4))
 def test_a_damaged_config(damage: bytes, tmp_path: Path):
     folder = write_checkpoint(tmp_path, tiny_model())
     (folder / "config.yaml").write_bytes(b"run: {}\n" + damage)

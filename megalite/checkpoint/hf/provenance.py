@@ -121,17 +121,17 @@ def trace(folder: Path, manifest: Manifest) -> Provenance:
     config = _read_config(folder)
     run = folder.absolute().parent.parent if folder.absolute().parent.name == catalog.CHECKPOINTS else None
     step = manifest.progress.step
-    train_data = [Path(each["path"]) for each in _at(config, "data", "train") or ()]
-    recorded = manifest.data.get(TOKENIZER_FINGERPRINT)
+    train_data, recorded = _train_data(config), _text(manifest.data.get(TOKENIZER_FINGERPRINT))
+    tokenizers = [recorded] if recorded else [_tokenizer_of(Path(each["path"])) for each in train_data]
     return Provenance(
         config=config,
         losses=_read_losses(run / "metrics.jsonl", step) if run else None,
         validation=_read_validation(run / "events.jsonl", step) if run else None,
         total_steps=_total_steps(config),
         ended_early=_has_ended_early(run / "events.jsonl", step) if run else False,
-        origin=_origin(manifest, _at(config, "train", "init_from")),
-        data=tuple(_data_set(each) for each in _at(config, "data", "train") or ()),
-        tokenizers=frozenset([recorded]) if recorded else frozenset(filter(None, map(_tokenizer_of, train_data))),
+        origin=_origin(manifest, _text(_at(config, "train", "init_from"))),
+        data=tuple(map(_data_set, train_data)),
+        tokenizers=frozenset(filter(None, tokenizers)),
     )
 
 
@@ -140,19 +140,16 @@ def licence_of(folder: Path) -> str | None:
     try:
         _, front, _ = (folder / "README.md").read_text(encoding="utf-8").split("---\n", 2)
         fields = yaml.safe_load(front)
-    except (OSError, ValueError, yaml.YAMLError):
+    except (OSError, ValueError, RecursionError, yaml.YAMLError):
         return None
-    if not isinstance(fields, dict):
-        return None
-    found = fields.get("license_name") or fields.get("license")
-    return found if isinstance(found, str) else None
+    return _text(fields.get("license_name") or fields.get("license")) if isinstance(fields, dict) else None
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
     """The resolved config of a run; an imported checkpoint's, which is only a model, is none."""
     try:
         found = yaml.safe_load((folder / CONFIG).read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError):
+    except (OSError, ValueError, RecursionError, yaml.YAMLError):
         return {}
     return found if isinstance(found, dict) and "optimizer" in found else {}
 
@@ -164,12 +161,28 @@ def _at(config: dict[str, Any], *keys: str) -> Any:
     return value
 
 
+def _text(value: object) -> str | None:
+    """What has the place of a text, in a file that another version, or a hand, may have written."""
+    return value if isinstance(value, str) and value else None
+
+
+def _train_data(config: dict[str, Any]) -> list[dict[str, Any]]:
+    """The entries of `data.train` that name a path."""
+    found = _at(config, "data", "train")
+    entries = found if isinstance(found, list) else []
+    return [each for each in entries if isinstance(each, dict) and _text(each.get("path"))]
+
+
 def _total_steps(config: dict[str, Any]) -> int | None:
     steps, tokens = _at(config, "train", "steps"), _at(config, "train", "tokens")
-    if steps or not tokens:
+    if type(steps) is int and steps > 0:
         return steps
-    batch = BatchConfig.model_validate(config["batch"])
-    return steps_for_tokens(batch, math.ceil(tokens))
+    if not is_finite_number(tokens) or tokens <= 0:
+        return None
+    try:
+        return steps_for_tokens(BatchConfig.model_validate(config["batch"]), math.ceil(tokens))
+    except (KeyError, ValueError):
+        return None
 
 
 def _read_losses(path: Path, last_step: int) -> Losses | None:
@@ -212,10 +225,10 @@ def _lines(path: Path, last_step: float) -> Iterator[dict[str, Any]]:
 
 def _origin(manifest: Manifest, init_from: str | None) -> Origin | None:
     """Where the weights came from: what the checkpoint was made from, or what its run began with."""
-    if IMPORTED_FROM in manifest.data:
-        return Origin(manifest.data[IMPORTED_FROM], manifest.data.get(LICENCE))
-    if UPCYCLED_FROM in manifest.data:
-        return Origin(_name_of(Path(manifest.data[UPCYCLED_FROM])), None)
+    if imported := _text(manifest.data.get(IMPORTED_FROM)):
+        return Origin(imported, _text(manifest.data.get(LICENCE)))
+    if dense := _text(manifest.data.get(UPCYCLED_FROM)):
+        return Origin(_name_of(Path(dense)), None)
     if init_from is None:
         return None
     folder = Path(init_from)
@@ -231,13 +244,14 @@ def _origin(manifest: Manifest, init_from: str | None) -> Origin | None:
 
 def _name_of(checkpoint: Path) -> str:
     """What people call a checkpoint: its run's name, where it lies in one."""
-    *_, run, folder, step = "", "", *checkpoint.parts
-    return run if folder == catalog.CHECKPOINTS else step
+    folder = checkpoint.parent
+    return folder.parent.name if folder.name == catalog.CHECKPOINTS else checkpoint.name
 
 
 def _data_set(source: dict[str, Any]) -> DataSet:
-    path = Path(source["path"])
-    name = source.get("name") or path.name
+    path, given = Path(source["path"]), _text(source.get("name"))
+    weight = source.get("weight", 1.0)
+    weight = weight if is_finite_number(weight) else 1.0
     for folder in path.absolute().parents[:2]:  # OUT/packed/train, OUT/tokens/train
         try:
             raw = json.loads((folder / DATA_CARD).read_text(encoding="utf-8"))
@@ -245,10 +259,10 @@ def _data_set(source: dict[str, Any]) -> DataSet:
             sources = tuple(
                 DataSource(**{field: each[field] for field in fields}, **each["kept"]) for each in raw["sources"]
             )
-            return DataSet(source.get("name") or raw["name"], source.get("weight", 1.0), sources)
-        except (OSError, ValueError, KeyError, TypeError):
+            return DataSet(given or raw["name"], weight, sources)
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             continue
-    return DataSet(name, source.get("weight", 1.0), ())
+    return DataSet(given or path.name, weight, ())
 
 
 def _tokenizer_of(path: Path) -> str | None:

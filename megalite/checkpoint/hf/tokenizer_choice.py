@@ -29,9 +29,10 @@ def choose_tokenizer(given: str | Path | None, folder: Path, manifest: Manifest)
     if given is not None or recorded is None:
         why = "as asked" if given is not None else "the checkpoint records none; --tokenizer FOLDER adds it"
         return None, [f"Exported without a tokenizer ({why})."]
-    for candidate in (folder.parent / recorded, Path(recorded)):
-        if candidate.is_dir():
-            return candidate, []
+    if isinstance(recorded, str):
+        for candidate in (folder.parent / recorded, Path(recorded)):
+            if candidate.is_dir():
+                return candidate, []
     raise ConversionError(
         f"{folder}: records the tokenizer {recorded}, which is not there; give its folder with --tokenizer, or "
         f"--tokenizer {NONE} to do without"
