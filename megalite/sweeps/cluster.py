@@ -123,10 +123,9 @@ class ClusterRunner:
     def _outcome(self, trial: Trial, status: str) -> TrialOutcome:
         code = {"gave up": 1, "stopped": 3}.get(status, 0)
         found = read_outcome(trial.folder, self._metric, code=code, wanted_steps=trial.steps)
-        if found.state not in ("stopped", "failed") or status == "stopped":
+        if found.state not in ("stopped", "failed") or status in ("stopped", "finished"):
             return found
-        said = LaunchFolder(trial.folder.absolute()).known_state().get("why") or status
-        why = found.why if status == "finished" else said
+        why = LaunchFolder(trial.folder.absolute()).known_state().get("why") or status
         return TrialOutcome("failed", None, found.steps, found.seconds, found.tokens, str(why))
 
     def _outcome_of_lost(self, trial: Trial) -> TrialOutcome:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -142,6 +143,21 @@ def test_a_trial_is_over_when_its_job_is(tmp_path, monkeypatch):
     assert runner.ended() == []
     queue.names = []
     assert [outcome.state for _, outcome in runner.ended()] == ["done"]
+
+
+def test_the_job_of_the_former_rung_is_still_being_ended(tmp_path, monkeypatch):
+    """When the sweep is run again: it has no value of the next rung, and the trial goes on later; it has not failed."""
+    queue = Queue("trial-0001")
+    runner, trial, launched = watched(tmp_path, monkeypatch, queue, "finished")
+    assert launched == []
+    shutil.copytree(make_run(tmp_path / "done", 6), trial.folder, dirs_exist_ok=True)
+    queue.names = []
+    assert outcome_of(runner).state == "done"
+    queue.names = ["trial-0001"]
+    runner.start(replace(trial, steps=12))
+    queue.names = []
+    outcome = outcome_of(runner)
+    assert (outcome.state, outcome.why) == ("stopped", "stands at step 6, and was to be judged at step 12")
 
 
 def test_slurm_is_not_asked_all_the_time(tmp_path, monkeypatch):
