@@ -394,6 +394,19 @@ def test_transformers_alone_reads_the_folder(tmp_path: Path):
     assert loaded.config.bos_token_id is loaded.config.eos_token_id is None
 
 
+def test_no_room_for_temporary_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """They lie on another disk than what is converted, whoever of the two processes finds it full."""
+
+    def run(command: list[str], **options) -> subprocess.CompletedProcess:
+        return subprocess.CompletedProcess(command, 1, "", "SafetensorError: No space left on device (os error 28)\n")
+
+    monkeypatch.setattr(verify.subprocess, "run", run)
+    with pytest.raises(ConversionError, match=rf"{tmp_path}: temporary files .*No space left.*set TMPDIR"):
+        verify._reload(tmp_path / "hf", tmp_path / "work")
+    with pytest.raises(ConversionError, match=rf"{tmp_path}: temporary files .*set TMPDIR"):
+        verify.ask(tmp_path / "away", tiny_model())
+
+
 @pytest.mark.parametrize(("has_read", "said"), [(False, "cannot read hf"), (True, "reads, but cannot run, hf")])
 def test_what_transformers_fails_at(has_read: bool, said: str, tmp_path: Path, monkeypatch):
     """A folder that it cannot read is told from a model that it cannot compute, and either with its own words."""

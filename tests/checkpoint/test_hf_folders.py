@@ -210,3 +210,12 @@ def test_links_that_lead_nowhere(tmp_path: Path, capsys: pytest.CaptureFixture, 
     assert f"out: is a link to {target}, where nothing is" in capsys.readouterr().err
     with pytest.raises(ConversionError), building(tmp_path / "out", inputs=[tmp_path / "out"], overwrite=False):
         pass
+
+
+def test_where_a_disk_is_mounted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """As a container's volume: no folder can get that name, which is said before the work."""
+    (tmp_path / "out").mkdir()
+    monkeypatch.setattr(folders.os.path, "ismount", lambda path: path == tmp_path / "out")
+    with pytest.raises(ConversionError, match=r"out: a disk is mounted there, .* give .*out/NAME"):
+        convert(tmp_path / "out", "whole")
+    convert(tmp_path / "out" / "NAME", "whole")

@@ -73,6 +73,8 @@ def building(out: Path, *, inputs: Sequence[Path], overwrite: bool) -> Iterator[
         ConversionError: `out` is taken, an input or cannot be written, or the disk became full.
     """
     _refuse_inputs(out, inputs)
+    if os.path.ismount(out):
+        raise ConversionError(f"{out}: a disk is mounted there, so no folder can be renamed to it; give {out / 'NAME'}")
     try:
         _sweep(out)
         _refuse_taken(out, overwrite)

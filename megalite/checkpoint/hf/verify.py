@@ -11,6 +11,7 @@ a flipped low bit changes them by less than two implementations differ.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -61,6 +62,8 @@ PACKAGE_ROOT = Path(megalite.__file__).parents[1]
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 STDERR_LINES = 12
+
+NO_SPACE = os.strerror(errno.ENOSPC)
 
 
 @dataclass(frozen=True)
@@ -195,6 +198,9 @@ def ask(
 
     Returns:
         The sequences that are asked about.
+
+    Raises:
+        ConversionError: the folder cannot be written.
     """
     probes = make_probes(model)
     request = {
@@ -203,8 +209,19 @@ def ask(
         "texts": TEXTS if tokenizer else (),
         "add_nothing": tokenizer is not None and (tokenizer.kind == HUGGING_FACE or has_template(tokenizer.folder)),
     }
-    (work / reload.REQUEST).write_text(json.dumps(request), encoding="utf-8")
+    try:
+        (work / reload.REQUEST).write_text(json.dumps(request), encoding="utf-8")
+    except OSError as error:
+        raise _no_room(work, error) from error
     return probes
+
+
+def _no_room(work: Path, why: object) -> ConversionError:
+    """For questions and answers, which may lie on another disk than what is converted."""
+    return ConversionError(
+        f"{work.parent}: temporary files cannot be written ({why}), by which logits are compared; make room there, or "
+        "set TMPDIR to another disk"
+    )
 
 
 def check_answer(
@@ -275,6 +292,8 @@ def _reload(folder: Path, work: Path) -> None:
     paths = os.pathsep.join(filter(None, (str(PACKAGE_ROOT), os.environ.get("PYTHONPATH"))))
     environment = {**os.environ, **OFFLINE, "PYTHONPATH": paths}
     done = subprocess.run(command, cwd=work, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode != 0 and NO_SPACE in done.stderr:
+        raise _no_room(work, NO_SPACE)
     if done.returncode != 0:
         last = "\n".join(done.stderr.strip().splitlines()[-STDERR_LINES:])
         fails = "reads, but cannot run," if (work / reload.LOADED).exists() else "cannot read"
