@@ -14,6 +14,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -94,7 +95,7 @@ def run_station(
             counts = build(partial)
             manifest = _complete(partial, planned, counts, out)
             lease.check()
-            _replace_folder(partial, out)
+            _replace_folder(partial, out, lease.token)
         shutil.rmtree(out / WORK_FOLDER, ignore_errors=True)
     return StationResult(manifest, reused=False)
 
@@ -114,7 +115,7 @@ def _find_same(out: Path, planned: StationManifest) -> StationManifest | None:
     found = find_manifest(out)
     if found is None or not found.same_work(planned) or missing_outputs(found):
         return None
-    for leftover in (out / WORK_FOLDER, out.with_name(out.name + ".old")):  # of a run that was killed at its very end
+    for leftover in (out / WORK_FOLDER, *_former_ones(out)):  # of a run that was killed at its very end
         shutil.rmtree(leftover, ignore_errors=True)
     remove_dead(_lock(out), out)
     return found
@@ -192,14 +193,29 @@ def _refuse_own_input(out: Path, inputs: Sequence[Path | str]) -> None:
             raise DataError(f"{out}: {where} {path}, which is read; choose a folder beside it")
 
 
-def _replace_folder(new: Path, out: Path) -> None:
-    """Put `new` in the place of `out`. A kill in between leaves no `out`, never a mixed one."""
-    old = out.with_name(out.name + ".old")
+def _replace_folder(new: Path, out: Path, token: str) -> None:
+    """Put `new` in the place of `out`, which steps aside under a name that nobody else has given to anything. A kill in
+    between leaves no `out`, never a mixed one."""
+    old = out.with_name(f".{out.name}-{token}.old")
     if out.exists():
-        _remove_tree(old)
         os.replace(out, old)
-    os.replace(new, out)
-    shutil.rmtree(old, ignore_errors=True)
+    try:
+        os.replace(new, out)
+    except OSError:
+        if old.exists():
+            os.replace(old, out)
+        raise
+    for each in _former_ones(out):
+        shutil.rmtree(each, ignore_errors=True)
+
+
+def _former_ones(out: Path) -> list[Path]:
+    """What `_replace_folder` has put aside and not removed."""
+    pattern = re.compile(rf"\.{re.escape(out.name)}-[0-9a-f]{{32}}\.old")
+    try:
+        return [path for path in out.parent.iterdir() if pattern.fullmatch(path.name)]
+    except OSError:  # whoever may not list a folder may still write into it
+        return []
 
 
 def _remove_tree(folder: Path) -> None:

@@ -43,6 +43,41 @@ def test_the_same_work_is_done_once(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]
 
 
+def test_a_neighbour_is_kept(tmp_path):
+    """OUT.old is somebody's, as who puts a folder aside calls it."""
+    out, mine = tmp_path / "out", tmp_path / "out.old"
+    run(out)
+    out.rename(mine)
+    assert not run(out).reused
+    assert run(out).reused
+    assert not run(out, "changed", hash_="2").reused
+    assert (mine / "result.txt").read_text() == "hello"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "out.old"]
+
+
+@pytest.mark.parametrize("fault", [OSError(errno.EIO, "Input/output error"), KeyboardInterrupt()])
+def test_stopped_between_two_renames(tmp_path, monkeypatch, fault):
+    """A fault of the disk puts the former result back; what a kill has left there goes with the next run."""
+    out = tmp_path / "out"
+    run(out)
+    replace = os.replace
+
+    def stop(source, target):
+        if target == out and source.name == "out.partial":
+            raise fault
+        replace(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module.os, "replace", stop)
+        with pytest.raises(type(fault)):
+            run(out, "changed", hash_="2")
+    is_kill = isinstance(fault, KeyboardInterrupt)
+    assert out.exists() != is_kill
+    assert len(list(tmp_path.glob(".out-*.old"))) == is_kill
+    assert not run(out, "changed", hash_="2").reused
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]
+
+
 def test_equal_work_leaves_equal_bytes_anywhere(tmp_path):
     """No times, no absolute paths."""
     for name in ("a", "b"):
