@@ -60,7 +60,7 @@ def watched(
     for name, value in (("Controller", queue), ("launch", launch), ("SECONDS_BETWEEN_LOOKS", 0.0)):
         monkeypatch.setattr(module, name, value)
     monkeypatch.setattr(module, "SECONDS_BETWEEN_QUESTIONS", 0.0)
-    monkeypatch.setattr(module, "GRACE_SECONDS", 0.2)
+    monkeypatch.setattr(module, "GRACE_SECONDS", 0.1)
     if status is not None:
         say(trial, status)
     if damage is not None:
@@ -102,7 +102,7 @@ def test_a_job_that_vanishes_is_not_waited_for(tmp_path, monkeypatch):
     queue.names = []
     assert runner.ended() == []
     queue.names = None
-    time.sleep(0.3)
+    time.sleep(0.15)
     assert runner.ended() == []
     queue.names = []
     assert runner.ended() == []
