@@ -29,7 +29,7 @@ NEEDS = {
 
 Lengths = Annotated[
     str | None,
-    typer.Option(help="Tokens of the texts, with commas. [default: doubling to max_positions]", show_default=False),
+    typer.Option(help="Tokens of the texts, with commas. (default: doubling to max_positions)", show_default=False),
 ]
 Depths = Annotated[
     str | None,
@@ -40,7 +40,7 @@ Trials = Annotated[
     typer.Option(min=1, help=f"Needles of each length and depth ({TRIALS} where not given).", show_default=False),
 ]
 Haystack = Annotated[
-    Path | None, typer.Option(help="Plain text. [default: Python's own reference]", show_default=False)
+    Path | None, typer.Option(help="Plain text. (default: Python's own reference)", show_default=False)
 ]
 Documents = Annotated[
     int | None,
@@ -74,9 +74,9 @@ def evaluate(
     plot: Annotated[Path | None, typer.Option(callback=named_file, help="SVG file to draw the needles in.")] = None,
     documents: Documents = None,
     tokenizer: Annotated[
-        Path | None, typer.Option(help="Tokenizer's folder. [default: the model's own]", show_default=False)
+        Path | None, typer.Option(help="Tokenizer's folder. (default: the model's own)", show_default=False)
     ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Questions of each task. [default: all]")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Questions of each task. (default: all)")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as one JSON object.")] = False,
 ) -> None:
     """Score a model on multiple-choice questions, on packed sets and on long texts (docs/evaluate.md,

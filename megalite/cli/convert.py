@@ -32,7 +32,7 @@ VerifyBlocks = Annotated[
     typer.Option(
         min=1,
         help="Run only this many blocks to compare logits, for models larger than memory. All weights are still "
-        "compared bit by bit. [default: all]",
+        "compared bit by bit. (default: all)",
         show_default=False,
     ),
 ]
@@ -43,7 +43,7 @@ def to_hf(
     checkpoint: Annotated[Path, typer.Argument(help="A step-… folder, or a run's folder for its newest checkpoint.")],
     out: Annotated[Path, typer.Argument(callback=named, help="Folder to make.")],
     dtype: Annotated[
-        Dtype | None, typer.Option(help="Number format of the weights. [default: fp32]", show_default=False)
+        Dtype | None, typer.Option(help="Number format of the weights. (default: fp32)", show_default=False)
     ] = None,
     quantized: Annotated[
         bool,
@@ -57,7 +57,7 @@ def to_hf(
     tokenizer: Annotated[
         str | None,
         typer.Option(
-            help="Tokenizer's folder, or `none`. [default: the one that the checkpoint records]", show_default=False
+            help="Tokenizer's folder, or `none`. (default: the one that the checkpoint records)", show_default=False
         ),
     ] = None,
     overwrite: Overwrite = False,
@@ -103,7 +103,7 @@ def to_peft(
     base: Annotated[
         Path | None,
         typer.Option(
-            help="Hugging Face folder of the model that was adapted. [default: what the run began with]",
+            help="Hugging Face folder of the model that was adapted. (default: what the run began with)",
             show_default=False,
         ),
     ] = None,

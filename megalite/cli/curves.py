@@ -21,7 +21,7 @@ def report(
             "--out",
             "-o",
             callback=named_file,
-            help="File to write. [default: report.html in the run's folder, here for several]",
+            help="File to write. (default: report.html in the run's folder, here for several)",
             show_default=False,
         ),
     ] = None,

@@ -30,7 +30,7 @@ def generate(
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to add at most.")] = 64,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest token each time.")] = 0.8,
     top_k: Annotated[
-        int | None, typer.Option(min=1, help="Draw from so many tokens. [default: all]", show_default=False)
+        int | None, typer.Option(min=1, help="Draw from so many tokens. (default: all)", show_default=False)
     ] = None,
     top_p: Annotated[
         float | None, typer.Option(help="Draw from the likeliest with this probability.", show_default=False)

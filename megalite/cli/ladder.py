@@ -34,7 +34,7 @@ def ladder(
     ratios: Annotated[str, typer.Option(help="Tokens a parameter, separated by commas.")] = "5,10,20",
     depth: Annotated[Literal["scaled", "fixed"], typer.Option(help="Layers grow with the width, or stay.")] = "scaled",
     folder: Annotated[
-        Path | None, typer.Option("--dir", callback=named, help="Folder of the runs. [default: runs/ladder-NAME]")
+        Path | None, typer.Option("--dir", callback=named, help="Folder of the runs. (default: runs/ladder-NAME)")
     ] = None,
     target: Annotated[
         str | None, typer.Option(help="WIDTH:RATIO of a run to predict, train and compare.", show_default=False)

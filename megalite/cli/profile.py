@@ -13,10 +13,10 @@ from megalite.cli.paths import named_drawing
 def profile(
     run: Annotated[Path, typer.Argument(help="A run's folder, or a trace.", show_default=False)],
     steps: Annotated[
-        str | None, typer.Option(help="A:B of the traces. [default: the newest]", show_default=False)
+        str | None, typer.Option(help="A:B of the traces. (default: the newest)", show_default=False)
     ] = None,
     rank: Annotated[
-        int | None, typer.Option(min=0, help="Shown by phase and op. [default: the slowest]", show_default=False)
+        int | None, typer.Option(min=0, help="Shown by phase and op. (default: the slowest)", show_default=False)
     ] = None,
     top: Annotated[int, typer.Option(min=1, help="Ops or kernels to show.")] = 12,
     memory: Annotated[

@@ -34,10 +34,10 @@ def sweep(
     ] = None,
     folder: Annotated[
         Path | None,
-        typer.Option("--dir", callback=named, help="Folder of the sweep. [default: the file's, or runs/sweep-NAME]"),
+        typer.Option("--dir", callback=named, help="Folder of the sweep. (default: the file's, or runs/sweep-NAME)"),
     ] = None,
     method: Annotated[
-        Literal["grid", "random", "tpe"] | None, typer.Option(help="[default: the file's, or grid]", show_default=False)
+        Literal["grid", "random", "tpe"] | None, typer.Option(help="(default: the file's, or grid)", show_default=False)
     ] = None,
     trials: Annotated[int | None, typer.Option(min=1, help="For random and tpe.", show_default=False)] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Of the points drawn.", show_default=False)] = None,

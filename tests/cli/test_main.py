@@ -7,8 +7,11 @@ import os
 import subprocess
 
 import pytest
+import typer
+from rich.text import Text
 
 from megalite.cli import main, setup
+from megalite.cli.main import app
 from megalite.errors import EXIT_BAD_INPUT, EXIT_FAULT, EXIT_INTERRUPTED, DataError
 from tests.kit.paths import ROOT
 from tests.kit.runs import COMMAND, clean_environment, write_run
@@ -121,3 +124,15 @@ def test_a_name_that_no_figure_is_written_under(command, tmp_path, capsys):
         main.main([*verb, str(write_run(tmp_path)), option, str(tmp_path / "figure.jpg")])
     assert ended.value.code == EXIT_BAD_INPUT
     assert "figure.jpg: a figure is written as .svg, .png, .pdf" in capsys.readouterr().err
+
+
+def test_help_shows_all_that_was_written():
+    """Square brackets are markup to what prints help, and would be left out."""
+    commands, texts = [("megalite", typer.main.get_command(app))], {}
+    while commands:
+        name, command = commands.pop()
+        commands += [(f"{name} {each}", sub) for each, sub in getattr(command, "commands", {}).items()]
+        texts[name] = command.help or ""
+        texts |= {f"{name} {option.name}": getattr(option, "help", None) or "" for option in command.params}
+    assert len(texts) > 300
+    assert {name: text for name, text in texts.items() if Text.from_markup(text).plain != text} == {}

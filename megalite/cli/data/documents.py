@@ -74,7 +74,7 @@ def url_dedup(inputs: StationFolders, out: Out, settings: Set = None, workers: W
 def near_dedup(
     inputs: StationFolders,
     out: Out,
-    threshold: Annotated[float | None, typer.Option(help="Jaccard similarity of word 5-grams. [default: 0.7]")] = None,
+    threshold: Annotated[float | None, typer.Option(help="Jaccard similarity of word 5-grams. (default: 0.7)")] = None,
     older: Annotated[list[Path] | None, typer.Option(help="`index` folder of earlier data; may be repeated.")] = None,
     keep_index: Annotated[bool, typer.Option(help="Leave `index` for data to come.")] = False,
     curve: Annotated[bool, typer.Option(help="Print which pairs these settings find, and do nothing.")] = False,
@@ -105,7 +105,7 @@ def line_dedup(inputs: StationFolders, out: Out, settings: Set = None, workers: 
 def substring_dedup(
     inputs: StationFolders,
     out: Out,
-    min_bytes: Annotated[int | None, typer.Option(help="Shortest passage that counts. [default: 100]")] = None,
+    min_bytes: Annotated[int | None, typer.Option(help="Shortest passage that counts. (default: 100)")] = None,
     settings: Set = None,
     workers: Workers = None,
 ) -> None:
@@ -174,7 +174,7 @@ def harmful(
     like: Annotated[list[Path] | None, typer.Option("--harmful", help="Documents that must not stay.")] = None,
     harmless: Annotated[list[Path] | None, typer.Option(help="Documents that may stay.")] = None,
     max_score: Annotated[
-        float | None, typer.Option(help="Largest probability of being harmful. [default: 0.5]")
+        float | None, typer.Option(help="Largest probability of being harmful. (default: 0.5)")
     ] = None,
     settings: Set = None,
     workers: Workers = None,
@@ -193,10 +193,10 @@ def semantic_dedup(
     embeddings: Annotated[Path, typer.Option(help="Folder that `megalite embed` has made of these documents.")],
     out: Out,
     threshold: Annotated[
-        float | None, typer.Option(help="Cosine similarity from which on two mean the same. [default: 0.95]")
+        float | None, typer.Option(help="Cosine similarity from which on two mean the same. (default: 0.95)")
     ] = None,
     clusters: Annotated[
-        int | None, typer.Option(help="Of k-means. [default: the root of the number of documents]")
+        int | None, typer.Option(help="Of k-means. (default: the root of the number of documents)")
     ] = None,
     keep: Annotated[str | None, typer.Option(help="farthest, longest or first: who stays.")] = None,
     model: Annotated[Path | None, typer.Option(help="Refuse embeddings that are not of this one.")] = None,

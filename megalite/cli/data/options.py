@@ -34,7 +34,7 @@ Documents = Annotated[
 ]
 StationFolders = Annotated[list[str], typer.Argument(help="Folders of earlier stations, as `clean` leaves them.")]
 Out = Annotated[Path, typer.Option("--out", callback=named, help="Folder to make.")]
-Workers = Annotated[int | None, typer.Option(min=1, help="Processes. [default: all cores]", show_default=False)]
+Workers = Annotated[int | None, typer.Option(min=1, help="Processes. (default: all cores)", show_default=False)]
 TextField = Annotated[str, typer.Option(help="Field or column that holds the text.")]
 Include = Annotated[list[str] | None, typer.Option(help="File-name pattern to read from folders; may be repeated.")]
 KeepFields = Annotated[
@@ -51,7 +51,7 @@ SlurmJobs = Annotated[int, typer.Option(min=1, help="Workers on a Slurm cluster 
 SlurmCommand = Annotated[
     str | None,
     typer.Option(
-        help='Starts megalite on a node, as "apptainer exec image.sif megalite". [default: this Python]',
+        help='Starts megalite on a node, as "apptainer exec image.sif megalite". (default: this Python)',
         show_default=False,
     ),
 ]
