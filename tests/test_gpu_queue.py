@@ -4,6 +4,7 @@ correction of a command."""
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
@@ -95,6 +96,10 @@ def megalite_starts(words: Sequence[str], runs: list[Path]) -> Iterator[Config]:
         yield config
     elif name == "megalite profile":
         assert given["run"] in runs, f"{given['run']} is no run of the page"
+    elif name == "megalite plan calibrate":
+        assert load_run(given["config"], given["overrides"] or ()).model.hidden_size
+        given["out"].parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / "configs" / "machines" / "h100-sxm.yaml", given["out"])
     else:
         assert name == "megalite embed", f"this test does not know {name}"
         for read in (given["model"], *given["documents"]):

@@ -251,8 +251,9 @@ def calibrate(
     device = find_device(loaded.train.device, ranks - 1).type
     found = measure(loaded, device, num_ranks=ranks, vocab_size=vocab_size)
     write_page(out, dump_yaml(found))
-    constants = load_machine(str(out)).constants
-    said = ", ".join(f"{name} {value:.3g}" for name, value in constants.model_dump().items())
+    known = load_machine(str(out))
+    constants, shown = known.constants, {**known.constants.model_dump(), "attention": known.attention}
+    said = ", ".join(f"{name} {value:.3g}" for name, value in shown.items())
     typer.echo("\n".join([f"{out}: {said}", *notes]))
     if not is_plausible(constants, device):
         typer.echo("passes is at its bound: other work was going on, or the model is too small; measure again, quiet")

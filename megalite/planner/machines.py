@@ -54,6 +54,8 @@ class Constants(Numbers):
     in which a message begins."""
 
 
+ATTENTION_RATE = 0.6
+"""Of attention kernels, over that of large products (FlashAttention-2, Dao 2023, figures 5 and 6: 0.5 to 0.7)."""
 A_SECOND = 1e6, 1e19
 """Bytes or FLOPs, of anything that anybody would train on."""
 RANGES: dict[str, tuple[float, float, str]] = {
@@ -64,6 +66,7 @@ RANGES: dict[str, tuple[float, float, str]] = {
     "memory_gib": (0.01, 1e5, " GiB a rank"),
     "host_memory_gib": (0.1, 1e6, " GiB a node"),
     "halves": (0.01, 100.0, " of a rate"),
+    "attention": (1e-3, 10.0, " of the products' rate"),
     "meeting": (1e-7, 1.0, " s a message"),
     "watts": (0.01, 1e6, " W a rank"),
     "ranks_per_node": (1, 1024, " ranks a node"),
@@ -101,6 +104,8 @@ class Machine(Numbers):
     """Bytes a second to the host's memory, each way; None where a rank has no other."""
     host_memory_gib: PositiveFloat | None = None
     """Of a node, for what its ranks keep outside of their devices; None where nobody knows."""
+    attention: PositiveFloat = ATTENTION_RATE
+    """Rate of attention kernels, over that of large products."""
     halves: PositiveFloat = 1.0
     """Rate of gathers and scatters, over that of the all-reduce that they are the halves of: of tp with sequence
     parallelism, and over replicas (`replica_seconds` says which)."""
@@ -129,7 +134,8 @@ class Machine(Numbers):
         return self.model_copy(update={"constants": self.others[software]})
 
     def problems(self) -> Iterator[Problem]:
-        free = ("sources", "hides_messages", *(("halves",) if self.halves == 1.0 else ()))
+        usual = {"halves": 1.0, "attention": ATTENTION_RATE}
+        free = ("sources", "hides_messages", *(name for name, number in usual.items() if getattr(self, name) == number))
         numbers = {name for name in type(self).model_fields if name not in free and getattr(self, name)}
         for name in sorted(numbers - self.sources.keys()):
             yield (("sources",), f"{name} has no source; add one, as in `{name}: data sheet of ...`")

@@ -1,7 +1,7 @@
 """Seconds of a step on a machine, before anything runs, and what they go into.
 
     products     matrix products of the blocks and of the head       FLOPs / (peak x products)
-    attention    queries with keys, weights with values              FLOPs / (peak x products x ATTENTION_RATE)
+    attention    queries with keys, weights with values              FLOPs / (peak x products x attention)
     passes       norms, activations, what is added, the loss         bytes / (bandwidth x passes)
     tp, cp, ep   what ranks of a micro-batch send                    bytes / (link x links): nothing hides them
     offload      inputs of blocks to the host's memory and back      bytes / (host link x links), behind its work
@@ -55,8 +55,6 @@ from megalite.planner.replica_seconds import between_steps
 Parts = dict[str, float]
 """Seconds, by what they go into."""
 
-ATTENTION_RATE = 0.6
-"""Of attention kernels, over that of large products (FlashAttention-2, Dao 2023, figures 5 and 6: 0.5 to 0.7)."""
 ATTENTION_BACKWARD = 2.5
 """Products of attention's backward pass over its forward pass's; the scores are made again."""
 PASSES_FORWARD, PASSES_BACKWARD = 2.0, 3.0
@@ -173,7 +171,7 @@ def _block(
     numbers = tokens * linear_numbers(block, hidden, plan.tp) + linear_weights(block, hidden, plan.ep) / plan.tp
     linear += a * numbers / machine.memory_bandwidth
     spans = 2.0 * tokens * mixing_multiply_adds(block.attention, config.batch.seq_len) / plan.tp
-    attention = (1.0 if practice.skips_hidden else 2.0) * spans / (rate * ATTENTION_RATE)
+    attention = (1.0 if practice.skips_hidden else 2.0) * spans / (rate * machine.attention)
     cut = BlockCut(plan.tp, config.parallel.sequence_parallel)
     kept = tokens * block_activation_bytes(block, hidden, element_bytes=a, cut=cut)
     bandwidth = machine.memory_bandwidth * machine.constants.passes

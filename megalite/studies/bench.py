@@ -126,6 +126,32 @@ class Bench:
         gemm = choose_gemm(self.device.type, self.dtype)
         return sum(self._of_layer(gemm, num_tokens, *sizes) for sizes in self._linear_sizes())
 
+    def attention_seconds(self, num_tokens: int, lengths: tuple[int, int]) -> float | None:
+        """What attention takes longer in documents of the second length than in those of the first, both ways: what
+        grows with the scores alone. The two take turns. None where it has more than queries, keys and values."""
+        attention, count = self.model.block(0).attention, LAUNCHES[self.device.type]
+        if attention.sinks or self.model.attention_dropout:
+            return None
+        short, long = (self._attention_step(num_tokens, length) for length in lengths)
+
+        def of(step: Callable[[], object]) -> float:
+            return self._once(lambda: [step() for _ in range(count)])
+
+        of(short)
+        of(long)
+        return self._median(lambda: of(long) - of(short)) / count
+
+    def _attention_step(self, num_tokens: int, length: int) -> Callable[[], object]:
+        attention = self.model.block(0).attention
+        parts = choose_parts(self.model, self.device.type, self.dtype)
+        attend = (parts.attend_within if attention.latent is None else parts.attend_latents)(attention.soft_cap)
+        tokens = torch.zeros(num_tokens // length, length, dtype=torch.int64, device=self.device)
+        heads, groups = attention.num_heads, attention.num_kv_heads
+        widths = ((heads, attention.head_dim), (groups, attention.head_dim), (groups, attention.value_dim))
+        given = [self.draw(tokens.numel(), *width).requires_grad_() for width in widths]
+        gradient, documents = self.draw(tokens.numel(), heads, attention.value_dim), documents_of(tokens)
+        return lambda: torch.autograd.grad(attend(*given, documents, attention.window), given, gradient)
+
     def _linear_sizes(self) -> list[tuple[int, int]]:
         block, hidden = self.model.block(0), self.model.hidden_size
         found = [(each.inputs, each.outputs) for each in projections(block.attention, hidden)]

@@ -1,10 +1,11 @@
 """The machine at hand as a file for the planner: rates and constants measured with a config's own model.
 
-    peak            the fastest of a few large square products, by format, or of the config's own
-    bandwidth       a copy
+    peak            the fastest of a few large square products, by format, or of the config's own; FP8's is not measured
+    bandwidth       a copy; of GPUs also one to the host's memory and back
     link            an all-reduce of a large stream over the ranks of this node, behind a product that makes it
     meeting         on CPUs, what a block that all ranks share takes longer than everything else says, a message
     products        products at the shapes of the config's blocks, over the peak, without what reading and writing takes
+    attention       its kernels at the config's heads, of documents as long as its and longer ones, over the products
     overhead        a block's passes over hardly any tokens, without their products
     passes          what is left of a block's passes over a micro-batch
 
@@ -30,18 +31,19 @@ import torch.distributed as dist
 from torch import Tensor
 
 from megalite.architecture.architecture import Architecture
+from megalite.architecture.attention_costs import mixing_multiply_adds
 from megalite.architecture.costs import ELEMENT_BYTES, linear_multiply_adds, linear_numbers, linear_weights
 from megalite.config.plan import compile_pays, make_plan
 from megalite.config.schema import Config
 from megalite.config.validate import validate
 from megalite.config.wording import or_
 from megalite.errors import UserError
-from megalite.host import num_cores
+from megalite.host import num_cores, total_bytes
 from megalite.layers.gemm import choose_gemm
 from megalite.parallel.axes import Axis
 from megalite.parallel.messages import begin_gather, begin_scatter_sum
 from megalite.planner.machines import Constants, Machine
-from megalite.planner.seconds import micro_batch_seconds
+from megalite.planner.seconds import ATTENTION_BACKWARD, micro_batch_seconds
 from megalite.studies.bench import BLOCKS, DTYPES, NEARLY_NONE, Bench
 from megalite.train.device import measure_gemm_flops
 from megalite.train.fork_server import RANK_MEMORY
@@ -175,12 +177,14 @@ def _measure(
     bench, tokens = Bench(config, model, device, is_compiled), config.batch.micro_batch_size * config.batch.seq_len
     size, name = PEAK_SIZE[device_type], config.precision.dtype
     choose_gemm(device_type, torch.float32)  # as training does, for the whole process
-    flops = {each: measure_gemm_flops(device, dtype, size)[0] for each, dtype in DTYPES.items()}
+    flops = {each: _peak(device, each, size) for each in FORMATS[device_type]}
     dist.barrier()
     bandwidth = _copy_rate(bench)
     dist.barrier()
     of_products = _rate_of_products(bench, tokens, bandwidth)
     flops[name] = max(flops[name], of_products)
+    dist.barrier()
+    attention = _attention(bench, tokens, of_products)
     dist.barrier()
     overhead = _overhead(bench, of_products, bandwidth)
     dist.barrier()
@@ -197,14 +201,54 @@ def _measure(
         "hides_messages": device_type != "cpu",
         "constants": {"products": of_products / flops[name], "passes": 1.0, "links": 1.0, "overhead": overhead},
     }
-    if halves != 1.0:
-        found["halves"] = halves
+    if device_type == "cuda":
+        found |= {"host_link": _host_link_rate(bench), "host_memory_gib": total_bytes() / 2**30}
+    found |= {name: each for name, each in (("halves", halves), ("attention", attention)) if each not in (1.0, None)}
     if rank == 0:
         found["constants"]["passes"] = _passes(bench, Machine(**found, sources={}), of_block)
         meeting = 0.0 if shared is None else _meeting(bench, Machine(**found, sources={}), shared, num_ranks)
         queue.put(found | ({"meeting": meeting} if meeting > overhead else {}))
     dist.barrier()
     dist.destroy_process_group()
+
+
+FORMATS = {"cpu": ("fp32", "bf16"), "cuda": ("fp32", "bf16", "fp16", "tf32")}
+"""Whose products are timed. A CPU has no units for the others, but for AMX, whose products of fp32 are not planned."""
+
+
+def _peak(device: torch.device, name: str, size: int) -> float:
+    """FLOP/s of large products in a format; TF32's are those of fp32 that may be rounded."""
+    former = torch.get_float32_matmul_precision()
+    if name == "tf32":
+        torch.set_float32_matmul_precision("high")
+    try:
+        return measure_gemm_flops(device, {**DTYPES, "fp16": torch.float16}.get(name, torch.float32), size)[0]
+    finally:
+        if name == "tf32":
+            torch.set_float32_matmul_precision(former)
+
+
+LONGEST = {"cpu": 2048, "cuda": 32768}
+"""Documents whose attention is timed: of a CPU's, longer ones take seconds."""
+LONGER = 4
+"""Times, of two lengths of documents."""
+POSSIBLE = 0.05, 1.5
+"""Rate of attention over that of products; another one is other work's, of which two times differ."""
+
+
+def _attention(bench: Bench, tokens: int, rate: float) -> float | None:
+    """Rate of attention's kernels, as the planner counts their FLOPs, over that of products: of documents as long as
+    the config's and some times that, so that only what grows with the scores counts; what a token takes anyhow is left
+    to `passes`. None where the planner's own has to do."""
+    short = min(bench.config.batch.seq_len, LONGEST[bench.device.type] // LONGER)
+    long = LONGER * short
+    tokens = -(-tokens // long) * long
+    measured, attention = bench.attention_seconds(tokens, (short, long)), bench.model.block(0).attention
+    if measured is None:
+        return None
+    more = mixing_multiply_adds(attention, long) - mixing_multiply_adds(attention, short)
+    share = 2.0 * (1 + ATTENTION_BACKWARD) * tokens * more / max(measured, NEARLY_NONE) / rate
+    return share if POSSIBLE[0] <= share <= POSSIBLE[1] else None
 
 
 def _multiply_adds(bench: Bench, tokens: int) -> float:
@@ -277,6 +321,15 @@ def _copy_rate(bench: Bench) -> float:
     return 2 * COPIED_BYTES / bench.seconds(lambda: target.copy_(source))
 
 
+def _host_link_rate(bench: Bench) -> float:
+    """Bytes a second to the host's memory, or back where that is slower; the host's is locked, as what waits there
+    is."""
+    here = torch.zeros(COPIED_BYTES, dtype=torch.uint8, device=bench.device)
+    host = torch.zeros(COPIED_BYTES, dtype=torch.uint8, pin_memory=bench.device.type == "cuda")
+    there = bench.seconds(lambda: host.copy_(here, non_blocking=True))
+    return COPIED_BYTES / max(there, bench.seconds(lambda: here.copy_(host, non_blocking=True)))
+
+
 def _halves(bench: Bench, tokens: int, num_ranks: int, link: float) -> float:
     """Rate of a gather and a scatter of a stream, over that of its sum."""
     if num_ranks == 1:
@@ -331,7 +384,7 @@ def _sent_bytes(stream: Tensor, num_ranks: int) -> float:
 def _memory_bytes(device: torch.device, num_ranks: int) -> float:
     if device.type == "cuda":
         return float(torch.cuda.get_device_properties(device).total_memory)
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / num_ranks
+    return total_bytes() / num_ranks
 
 
 def _link_rate(bench: Bench, tokens: int, num_ranks: int) -> float:

@@ -13,11 +13,11 @@ from megalite.config.schema import Config
 from megalite.parallel.schedules.files import write_schedule
 from megalite.planner import replica_seconds
 from megalite.planner.links import rate_over
-from megalite.planner.machines import Constants, Machine, load_machine
+from megalite.planner.machines import ATTENTION_RATE, Constants, Machine, load_machine
 from megalite.planner.practice import OURS, Practice
 from megalite.planner.replica_seconds import COPY_RATE
 from megalite.planner.replica_traffic import bytes_by_stage
-from megalite.planner.seconds import ATTENTION_BACKWARD, ATTENTION_RATE, StepTime, step_time, step_timeline
+from megalite.planner.seconds import ATTENTION_BACKWARD, StepTime, step_time, step_timeline
 from megalite.planner.traffic import traffic_by_stage
 
 H100 = load_machine("h100-sxm")
@@ -98,7 +98,10 @@ def test_attention_by_hand():
     """Causal, forward and two and a half times that backward."""
     tokens, span = 64 * 4096, 4096 / 2
     flops = (1 + ATTENTION_BACKWARD) * 32 * tokens * 2 * 2 * 4096 * span
-    assert time_of().parts["attention"] == pytest.approx(flops / (989.4e12 * H100.constants.products * ATTENTION_RATE))
+    seconds = flops / (989.4e12 * H100.constants.products)
+    assert time_of().parts["attention"] == pytest.approx(seconds / ATTENTION_RATE)
+    slower = H100.model_copy(update={"attention": 0.4})
+    assert time_of(machine=slower).parts["attention"] == pytest.approx(seconds / 0.4)
 
 
 def test_parts_add_up():

@@ -109,7 +109,7 @@ goes to the host (FSDP2 sends it there by itself), and its norm comes back."""
 
 WITHOUT_GPU = "the way of a machine without a GPU, where all other tests run"
 
-CALIBRATION = "`plan calibrate`, whose every line but these runs on CPUs; on a GPU: docs/benchmarks/gpu.md"
+CALIBRATION = "`plan calibrate`, whose every line but these runs on CPUs; on a GPU: docs/gpu-queue.md, 34"
 
 NOT_RUN = {
     "megalite/studies/calibrate.py": dict.fromkeys(
@@ -117,6 +117,8 @@ NOT_RUN = {
             'device = torch.device("cuda", rank) if device_type == "cuda"',
             "dist.init_process_group(",
             "return float(torch.cuda.get_device_properties(device).total_",
+            'found |= {"host_link": _host_link_rate(bench), "host_memory_',
+            "host = torch.zeros(COPIED_BYTES, dtype=torch.uint8, pin_memo",
         ),
         CALIBRATION,
     ),

@@ -6,13 +6,20 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from itertools import chain, cycle
 from pathlib import Path
 
 import pytest
+import torch
 
 from megalite.cli.main import main
+from megalite.config.load import load_config
+from megalite.config.plan import make_plan
 from megalite.errors import EXIT_BAD_INPUT, EXIT_DONE
 from megalite.planner.machines import load_machine
+from megalite.studies import calibrate
+from megalite.studies.bench import Bench
 from megalite.studies.calibrate import allocator_of_training
 from megalite.train.fork_server import RANK_MEMORY
 
@@ -36,9 +43,68 @@ def test_a_machine_is_measured(tmp_path: Path):
     assert 1e8 < found.memory_bandwidth < 1e13
     assert 1e6 < found.link < 1e12
     assert 0.0 < found.constants.products <= 1.0
+    assert 0.0 < found.attention < 2.0
+    assert found.flops.keys() == {"fp32", "bf16"}
+    assert (found.host_link, found.host_memory_gib) == (None, None)  # which only a GPU has beside its own
     assert found.meeting is None or found.constants.overhead < found.meeting < 1.0
     assert 0.0 < found.constants.overhead < 1.0  # beside other work, what blocks take may be lost in it
     assert all("calibrate" in source or "not measured" in source for source in found.sources.values())
+
+
+def bench(*overrides: str) -> Bench:
+    config = load_config(Path(TINY[0]), [*TINY[1:], *overrides])
+    return Bench(config, make_plan(config, 1, 512).model, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("overrides", [(), ("model.sliding_window=80",), ("model.qk_norm=true", "batch.seq_len=32")])
+def test_attention_is_measured_over_products(overrides: tuple[str, ...], monkeypatch: pytest.MonkeyPatch):
+    """What documents of four times the length take longer, forward and 2.5 times that backward, as the planner counts
+    them; a rate that cannot be is none."""
+    tiny = bench(*overrides)
+    length, window = tiny.config.batch.seq_len, 80 if "model.sliding_window=80" in overrides else None
+    spans = [mean_span(length, window), mean_span(4 * length, window)]
+    flops = 3.5 * 2 * 2 * 256 * 64 * (spans[1] - spans[0])
+    for rate, share in ((3e10, flops / 1e-3 / 3e10), (1e6, None), (1e30, None)):
+        clock = chain([2e-3, 3e-3], cycle([3e-3, 2e-3]))  # both once, then in turns, the longer ones first
+        monkeypatch.setattr(Bench, "_once", lambda _, work, clock=clock: (work(), next(clock))[1])
+        found = calibrate._attention(tiny, 256, rate)
+        assert (found is None) == (share is None)
+        assert share is None or found == pytest.approx(share)
+
+
+def mean_span(length: int, window: int | None) -> float:
+    """Tokens that a token sees, half of itself counted."""
+    seen = [min(position + 0.5, window or length) for position in range(length)]
+    return sum(seen) / length
+
+
+def test_attention_that_drops_weights_is_not_measured():
+    assert bench("model.attention_dropout=0.1").attention_seconds(128, (64, 128)) is None
+
+
+def test_what_is_measured_of_a_gpu_alone_runs_here(monkeypatch: pytest.MonkeyPatch):
+    """Copies to the host, at the slower way's rate; and products of formats that CPUs are not asked for, after which
+    fp32's are as exact as before."""
+    ways: Iterator[float] = iter([1.0, 4.0])
+    monkeypatch.setattr(Bench, "seconds", lambda _, work: (work(), next(ways))[1])
+    monkeypatch.setattr(calibrate, "COPIED_BYTES", 1024)
+    assert calibrate._host_link_rate(bench()) == 256.0
+    before, seen = torch.get_float32_matmul_precision(), []
+
+    def measured(_: torch.device, dtype: torch.dtype, size: int) -> tuple[float, int]:
+        seen.append((dtype, torch.get_float32_matmul_precision() if dtype == torch.float32 else None))
+        return 5.0, size
+
+    monkeypatch.setattr(calibrate, "measure_gemm_flops", measured)
+    assert [calibrate._peak(torch.device("cpu"), name, 64) for name in calibrate.FORMATS["cuda"]] == [5.0] * 4
+    assert seen == [(torch.float32, before), (torch.bfloat16, None), (torch.float16, None), (torch.float32, "high")]
+    assert torch.get_float32_matmul_precision() == before
+
+
+def test_memory_is_what_a_job_may_have(monkeypatch: pytest.MonkeyPatch):
+    """The control group's, not the machine's."""
+    monkeypatch.setattr(calibrate, "total_bytes", lambda: 6 * 2**30)
+    assert calibrate._memory_bytes(torch.device("cpu"), 2) == 3 * 2**30
 
 
 def test_ranks_keep_freed_memory_as_those_of_training(monkeypatch: pytest.MonkeyPatch):
