@@ -55,8 +55,6 @@ class Candidate:
     """`parallel.async_tp`, where a config has it and a layout may."""
     is_recorded: bool = False
     """`train.cuda_graphs`, likewise."""
-    copies: int = 1
-    """Groups of replicas, each of which divides the weights among its own (hybrid sharding)."""
 
     @property
     def mesh(self) -> Mesh:
@@ -80,7 +78,7 @@ class Candidate:
             "chunks": self.chunks,
             "blocks_per_stage": None,
             "blocks_per_chunk": None,
-            "dp_replicate": self.copies,
+            "dp_replicate": 1,
             "hpz_size": None,
             "async_tp": self.is_async,
             "reduce_within": None,
@@ -197,11 +195,11 @@ def _of_mesh(
         tokens = size * config.batch.seq_len // axes["cp"]
         choices = product(
             _schedules(model, pp, per_replica // size),
-            _divisions_of_weights(machine, **axes),
+            (False,) if pp > 1 or axes["dp"] * axes["cp"] == 1 else (False, True),
             RECOMPUTE,
             _sequence_parallelism(tokens, axes["tp"], machine, practice),
         )
-        for (schedule, chunks), (divides_weights, copies), recompute, divides_sequences in choices:
+        for (schedule, chunks), divides_weights, recompute, divides_sequences in choices:
             yield Candidate(
                 **axes,
                 schedule=schedule,
@@ -211,19 +209,7 @@ def _of_mesh(
                 recompute=recompute,
                 divides_sequences=divides_sequences,
                 divides_state=practice.divides_state,
-                copies=copies,
             )
-
-
-def _divisions_of_weights(machine: Machine, *, tp: int, cp: int, ep: int, pp: int, dp: int) -> list[tuple[bool, int]]:
-    """Whether weights are divided over the replicas, and among how many groups of these that have all of them: one, or
-    where there are several nodes one a node, whose gathers the network does not see. Other groups gain nothing: of
-    several nodes they gather over the network too, and smaller ones send more gradients."""
-    replicas, of_node = dp * cp, machine.ranks_per_node // tp
-    if pp > 1 or replicas == 1:
-        return [(False, 1)]
-    is_split = ep == 1 and 1 < of_node < replicas and replicas % of_node == 0
-    return [(False, 1), (True, 1), *([(True, replicas // of_node)] if is_split else [])]
 
 
 def _schedules(model: Architecture, pp: int, count: int) -> Iterator[tuple[str, int | None]]:

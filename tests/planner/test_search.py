@@ -27,7 +27,7 @@ from tests.kit.layouts import best_of_all
 H100 = load_machine("h100-sxm")
 
 
-def config(batch: int = 32, seq_len: int = 4096, precision: dict[str, Any] | None = None, **model: Any) -> Config:
+def config(batch: int = 32, seq_len: int = 4096, **model: Any) -> Config:
     sizes = {"hidden_size": 2048, "num_layers": 8, "num_heads": 16, "ffn_hidden_size": 5632, "vocab_size": 32000}
     return Config(model={**sizes, **model}, batch={"global_batch_size": batch, "seq_len": seq_len}, train={"steps": 1})
 
@@ -63,21 +63,6 @@ def test_the_search_finds_the_best_of_all(name: str):
     best = search(base, 8, machine, top=6).best
     assert [each.seconds for each in best] == pytest.approx(sorted(each.seconds for each in expected))
     assert {max(each.memory) for each in best} == {max(each.memory) for each in expected}
-
-
-def test_weights_are_gathered_within_nodes_where_these_have_one_adapter():
-    """Hybrid sharding: copies of the model, each divided over a node; of all layouts the quickest there, and none where
-    the network is as quick as what is in a node, and none of a single node."""
-    base = config(batch=64, precision={"dtype": "bf16"}, num_layers=24, hidden_size=4096, num_heads=1)
-    slow = H100.model_copy(update={"network": H100.network / 8})
-    expected = best_of_all(base, 16, slow, OURS, top=3)
-    found = search(base, 16, slow, top=3).best
-    assert [each.seconds for each in found] == pytest.approx(sorted(each.seconds for each in expected))
-    assert "parallel.dp_replicate=2" in found[0].overrides
-    for ranks, machine in ((8, slow), (16, H100.model_copy(update={"network": H100.link}))):
-        best = search(base, ranks, machine, top=3).best
-        assert best
-        assert not any("dp_replicate" in override for each in best for override in each.overrides)
 
 
 def test_few_sequences_are_cut():
