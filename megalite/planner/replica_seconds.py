@@ -71,9 +71,10 @@ def _messages(
     waiting = HOP_SECONDS * (plan.num_replicas - 1)  # of a message, however short it is
     count = plan.grad_accum_steps
     if plan.sharding.weights:
-        num_messages = 3 * count * max(len(plan.blocks_of(stage)) for stage in range(plan.pp))
-        waiting = max(waiting, machine.meeting or 0.0)  # for each other in every block
-        return [((gradients + weights) / machine.halves + num_messages * waiting, 1.5 * count * backward)]
+        num_passes = count * max(len(plan.blocks_of(stage)) for stage in range(plan.pp))
+        waiting = num_passes * _waits_of_block(config, plan, machine)
+        between = _between_copies(sent, config, plan, machine)
+        return [((gradients + weights) / machine.halves + between + waiting, 1.5 * count * backward)]
     buckets = ceil(numbers / BUCKET_NUMBERS) * waiting
     behind = (count if plan.sharding.gradients else _last_passes(config, plan)) * backward
     if not plan.sharding.optimizer:
@@ -84,6 +85,24 @@ def _messages(
         (gradients / of_sums + buckets, behind),
         (weights / rate + buckets, _last_passes(config, plan) * backward / 2),
     ]
+
+
+def _waits_of_block(config: Config, plan: RunPlan, machine: Machine) -> float:
+    """Seconds of messages of no bytes in a block's passes over a micro-batch, and until all have come: two gathers and
+    a reduction among those who divide its weights, and where there are copies two rounds through these."""
+    shards, copies, meeting = _num_shards(config, plan), config.parallel.dp_replicate, machine.meeting or 0.0
+    waits = 3 * max(HOP_SECONDS * (shards - 1), meeting)
+    return waits + (2 * max(HOP_SECONDS * (copies - 1), meeting) if copies > 1 else 0.0)
+
+
+def _between_copies(sent: ReplicaBytes, config: Config, plan: RunPlan, machine: Machine) -> float:
+    """Seconds of the sums over copies of the model, each of what a rank has of it: rings, of which a node has as many
+    adapters as it has ranks of one."""
+    group = plan.tp * _num_shards(config, plan)
+    rate = machine.link
+    if leaves_node(plan, machine, plan.num_replicas):
+        rate = min(rate, max(1, machine.ranks_per_node // group) * machine.network)
+    return sent.between / (rate * machine.constants.links)
 
 
 def _last_passes(config: Config, plan: RunPlan) -> float:
@@ -112,7 +131,9 @@ def _seconds_of(sent: ReplicaBytes, config: Config, plan: RunPlan, machine: Mach
         leaves = leaves_node(plan, machine, num_replicas)
         return (min(machine.link, machine.network) if leaves else machine.link) * machine.constants.links
 
-    reducing = ring if config.precision.reduce_bits is None else to_each(plan.num_replicas)
+    reducing = within(_num_shards(config, plan))
+    if config.precision.reduce_bits is not None:
+        reducing = to_each(plan.num_replicas)
     return (
         sent.reduced / reducing + sent.reduced_near / to_each(parallel.reduce_within or 1),
         sent.gathered / within(_num_shards(config, plan)) + sent.near / within(parallel.hpz_size or 1),

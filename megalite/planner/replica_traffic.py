@@ -38,10 +38,12 @@ class ReplicaBytes:
     """Weights that come from `parallel.hpz_size` neighbours alone."""
     reduced_near: float = 0.0
     """Gradients that go to `parallel.reduce_within` neighbours, before their sums travel on."""
+    between: float = 0.0
+    """Sums of gradients, to those who have the same of other copies (`parallel.dp_replicate`)."""
 
     @property
     def total(self) -> float:
-        return self.reduced + self.gathered + self.near + self.reduced_near
+        return self.reduced + self.gathered + self.near + self.reduced_near + self.between
 
 
 def gradient_bytes(config: Config, plan: RunPlan) -> float:
@@ -100,14 +102,15 @@ def _fsdp2(config: Config, plan: RunPlan, trained: int, gathered: int) -> Replic
     share = (shards - 1) / shards
     between = 2 * (copies - 1) / copies / shards  # a ring's all-reduce of what a rank has
     near, far = _hops(config, shards)
-    reduced = trained * (far + between) * gradient_bytes(config, plan)
+    reduced = trained * far * gradient_bytes(config, plan)
+    summed = trained * between * gradient_bytes(config, plan)
     reduced_near = trained * near * gradient_bytes(config, plan)
     if hpz is None:
         from_near, from_all = 0.0, share * (gathered + again) * weight_bytes(config)
     else:
         from_near = again * (hpz - 1) / hpz * ELEMENT_BYTES[config.precision.dtype]
         from_all = share * gathered * weight_bytes(config)
-    return ReplicaBytes(count * reduced, count * from_all, count * from_near, count * reduced_near)
+    return ReplicaBytes(count * reduced, count * from_all, count * from_near, count * reduced_near, count * summed)
 
 
 def bytes_by_stage(config: Config, plan: RunPlan) -> tuple[ReplicaBytes, ...]:

@@ -420,6 +420,24 @@ def test_rings_over_nodes_have_every_adapter_of_theirs(monkeypatch):
     assert rate_over(plan, fast, "pp") / rate_over(plan, quick, "pp") == pytest.approx(20.0)
 
 
+def test_copies_of_divided_weights(monkeypatch):
+    """Within a node weights and gradients have the links; each rank's sums over the copies go through its own adapter.
+    A message waits for the ranks of its ring, no others."""
+    monkeypatch.setattr(replica_seconds, "COPY_RATE", float("inf"))
+    parallel = {"zero_stage": 3, "engine": "fsdp2", "dp_replicate": 4}
+    batch = {"micro_batch_size": 1, "global_batch_size": 64, "seq_len": 4096}
+    base = Config(model=MODEL, batch=batch, train={"steps": 1}, parallel=parallel)
+    plan, machine = make_plan(base, 32), changed(hides_messages=False, network=10e9, halves=1.0)
+    found = step_time(base, plan, machine).parts["dp"]
+    monkeypatch.setattr(replica_seconds, "HOP_SECONDS", 0.0)
+    without = step_time(base, plan, machine).parts["dp"]
+    (sent,) = bytes_by_stage(base, plan)
+    near, far = sent.total - sent.between, sent.between
+    assert far / (far + sent.reduced) == pytest.approx((2 * 3 / 4 / 8) / (2 * 3 / 4 / 8 + 7 / 8))
+    assert without == pytest.approx((near / machine.link + far / 10e9) / machine.constants.links)
+    assert found - without == pytest.approx(2 * MODEL["num_layers"] * (3 * 7 + 2 * 3) * 5e-6)
+
+
 def test_replicas_within_a_node_do_not_feel_the_network():
     """A pipeline over nodes, each of which has all replicas of a stage."""
     parallel = {"pp": 2, "dp": 8}
