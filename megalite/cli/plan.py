@@ -89,8 +89,8 @@ def layouts(
 ) -> None:
     """Search the legal layouts of a config on so many ranks of a machine, and show the quickest that fit.
 
-    Changed are tp, cp, ep, pp with its schedule, dp, ZeRO stage 1 or 3 (over all, or within nodes), micro-batch and
-    recomputation, and where nothing fits optimizer.offload; the global batch and all else stay.
+    Changed are tp, cp, ep, pp with its schedule, dp, ZeRO stage 1 or 3 (over all or over groups of nodes), micro-batch
+    and recomputation, and where nothing fits optimizer.offload; the global batch and all else stay.
     """
     from megalite.config.plan import default_world_size
     from megalite.config.validate import validate

@@ -23,6 +23,8 @@ MANY_RANKS = 32
 """Of a sequence of the batch."""
 CHUNKS = range(2, 9)
 """Of a rank, in interleaved pipelines."""
+NODES_OF_COPY = (1, 2, 4, 8, 16, 32)
+"""That divide weights among them, where others have them, too (hybrid sharding)."""
 RECOMPUTE = ("none", "selective", "full")
 """`Practice.recomputes` of ours, in order."""
 
@@ -55,6 +57,8 @@ class Candidate:
     """`parallel.async_tp`, where a config has it and a layout may."""
     is_recorded: bool = False
     """`train.cuda_graphs`, likewise."""
+    copies: int = 1
+    """Groups of replicas, each of which divides the weights among its own (hybrid sharding)."""
 
     @property
     def mesh(self) -> Mesh:
@@ -78,7 +82,7 @@ class Candidate:
             "chunks": self.chunks,
             "blocks_per_stage": None,
             "blocks_per_chunk": None,
-            "dp_replicate": 1,
+            "dp_replicate": self.copies,
             "hpz_size": None,
             "async_tp": self.is_async,
             "reduce_within": None,
@@ -195,11 +199,11 @@ def _of_mesh(
         tokens = size * config.batch.seq_len // axes["cp"]
         choices = product(
             _schedules(model, pp, per_replica // size),
-            (False,) if pp > 1 or axes["dp"] * axes["cp"] == 1 else (False, True),
+            _divisions_of_weights(machine, **axes),
             RECOMPUTE,
             _sequence_parallelism(tokens, axes["tp"], machine, practice),
         )
-        for (schedule, chunks), divides_weights, recompute, divides_sequences in choices:
+        for (schedule, chunks), (divides_weights, copies), recompute, divides_sequences in choices:
             yield Candidate(
                 **axes,
                 schedule=schedule,
@@ -209,7 +213,19 @@ def _of_mesh(
                 recompute=recompute,
                 divides_sequences=divides_sequences,
                 divides_state=practice.divides_state,
+                copies=copies,
             )
+
+
+def _divisions_of_weights(machine: Machine, *, tp: int, cp: int, ep: int, pp: int, dp: int) -> list[tuple[bool, int]]:
+    """Whether weights are divided over the replicas, and how many copies these have of them: one, or one for each node,
+    or for each two, four and so on, which gather among fewer."""
+    replicas, of_node = dp * cp, machine.ranks_per_node // tp
+    if pp > 1 or replicas == 1:
+        return [(False, 1)]
+    groups = [of_node * nodes for nodes in NODES_OF_COPY if of_node * nodes > 1] if ep == 1 else []
+    copies = [replicas // group for group in groups if group < replicas and replicas % group == 0]
+    return [(False, 1), (True, 1), *((True, each) for each in copies)]
 
 
 def _schedules(model: Architecture, pp: int, count: int) -> Iterator[tuple[str, int | None]]:

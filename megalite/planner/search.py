@@ -217,7 +217,7 @@ class Bounds:
         shared = layout.tp, layout.cp, layout.ep, layout.divides_sequences
         key = (*shared, layout.micro_batch_size, layout.recompute, layout.offloads)
         if key not in self._of_micro_batches:
-            alone = replace(layout, pp=1, dp=layout.ep, schedule="1f1b", chunks=None, divides_weights=False)
+            alone = replace(layout, pp=1, dp=layout.ep, schedule="1f1b", chunks=None, divides_weights=False, copies=1)
             config = alone.applied_to(self._base)
             plan = make_plan(config, alone.dp * alone.cp * alone.tp, self._vocab_size)
             passed = range(trained_parts(plan.model, config.optimizer).first, plan.model.num_layers)
@@ -230,7 +230,7 @@ class Bounds:
     def _of_engine(self, layout: Candidate) -> tuple[int, int]:
         """Bytes of the whole model's weights, gradients and states on one rank, and of a block at work."""
         is_single = self._base.batch.global_batch_size == layout.dp * layout.micro_batch_size
-        key = layout.tp, layout.cp, layout.ep, layout.dp, layout.divides_weights, is_single
+        key = layout.tp, layout.cp, layout.ep, layout.dp, layout.divides_weights, layout.copies, is_single
         if key not in self._of_engines:
             config = replace(layout, pp=1, schedule="1f1b", chunks=None).applied_to(self._base)
             plan = make_plan(config, layout.dp * layout.cp * layout.tp, self._vocab_size)

@@ -27,7 +27,7 @@ from tests.kit.layouts import best_of_all
 H100 = load_machine("h100-sxm")
 
 
-def config(batch: int = 32, seq_len: int = 4096, **model: Any) -> Config:
+def config(batch: int = 32, seq_len: int = 4096, precision: dict[str, Any] | None = None, **model: Any) -> Config:
     sizes = {"hidden_size": 2048, "num_layers": 8, "num_heads": 16, "ffn_hidden_size": 5632, "vocab_size": 32000}
     return Config(model={**sizes, **model}, batch={"global_batch_size": batch, "seq_len": seq_len}, train={"steps": 1})
 
@@ -63,6 +63,24 @@ def test_the_search_finds_the_best_of_all(name: str):
     best = search(base, 8, machine, top=6).best
     assert [each.seconds for each in best] == pytest.approx(sorted(each.seconds for each in expected))
     assert {max(each.memory) for each in best} == {max(each.memory) for each in expected}
+
+
+def test_weights_are_divided_among_some_nodes():
+    """Hybrid sharding: of small batches on many ranks, where a message to all of them takes longest, the quickest of
+    all; and none on a single node."""
+    base = Config(
+        model={"hidden_size": 4096, "num_layers": 4, "num_heads": 1, "ffn_hidden_size": 11008, "vocab_size": 32000},
+        batch={"global_batch_size": 512, "seq_len": 2048},
+        train={"steps": 1},
+    )
+    scarce = H100.model_copy(update={"memory_gib": 16.0})
+    expected = best_of_all(base, 512, scarce, OURS, top=3)
+    found = search(base, 512, scarce, top=3).best
+    assert [each.seconds for each in found] == pytest.approx(sorted(each.seconds for each in expected))
+    assert any("parallel.dp_replicate" in override for each in found for override in each.overrides)
+    alone = search(base, 8, H100, top=3).best
+    assert alone
+    assert not any("dp_replicate" in override for each in alone for override in each.overrides)
 
 
 def test_few_sequences_are_cut():
