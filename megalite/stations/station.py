@@ -70,7 +70,7 @@ def run_station(
         resumable: `build` goes on with what it finds in the folder (`tasks.py`), so an interrupted one is kept.
 
     Raises:
-        DataError: `out` holds something else, lies within what is read, or a path is not UTF-8.
+        DataError: `out` holds something else, lies within what is read or around it, or a path is not UTF-8.
         UserError: another process is at work there, or the disk is full.
     """
     here = out.absolute()
@@ -187,10 +187,16 @@ def _refuse_foreign_folder(out: Path, station: str, found: StationManifest | Non
 
 def _refuse_own_input(out: Path, inputs: Sequence[Path | str]) -> None:
     """A folder that is read can hold no result: the next run would read that too, and replacing it would remove it."""
+    place = out.resolve()
     for path in inputs:
-        if "://" not in str(path) and Path(path).is_dir() and out.resolve().is_relative_to(Path(path).resolve()):
-            where = "is" if out.resolve() == Path(path).resolve() else "lies within"
+        if "://" in str(path):
+            continue
+        read = Path(path).resolve()
+        if read.is_dir() and place.is_relative_to(read):
+            where = "is" if place == read else "lies within"
             raise DataError(f"{out}: {where} {path}, which is read; choose a folder beside it")
+        if read.is_relative_to(place):
+            raise DataError(f"{out}: has in it {path}, which is read, and would be replaced; choose another folder")
 
 
 def _replace_folder(new: Path, out: Path, token: str) -> None:

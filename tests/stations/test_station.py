@@ -168,6 +168,15 @@ def test_what_is_read_is_not_written_into(tmp_path, out, words):
     assert list(raw.iterdir()) == []
 
 
+def test_what_is_read_is_not_replaced(tmp_path):
+    """As a file in the folder of an older result."""
+    run(tmp_path / "out")
+    inputs = [(tmp_path / "out" / "result.txt", "2")]
+    with pytest.raises(DataError, match=r"out: has in it .*result\.txt, which is read"):
+        run_station("demo", tmp_path / "out", inputs=inputs, settings={}, build=demo_build("changed"))
+    assert (tmp_path / "out" / "result.txt").read_text() == "hello"
+
+
 def test_a_folder_that_cannot_be_made(tmp_path):
     """A file stands in the way."""
     (tmp_path / "file").write_text("")
