@@ -297,7 +297,11 @@ def test_output_folders(tmp_path: Path):
     to_hugging_face(tmp_path, out, overwrite=True)
     assert not (out / "mark").exists()
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith("hf")] == ["hf"]
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "thesis.tex").touch()
     with pytest.raises(ConversionError, match="not a model's folder"):
+        to_hugging_face(tmp_path, tmp_path / "thesis", overwrite=True)
+    with pytest.raises(ConversionError, match="checkpoints: has in it what is read here"):
         to_hugging_face(tmp_path, tmp_path / "checkpoints", overwrite=True)
 
 
