@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from megalite.cli.paths import named_file
+from megalite.cli.paths import named_file, not_an_input_but
 from megalite.errors import UserError
 
 LONGEST = 2**24
@@ -94,6 +94,7 @@ def evaluate(
     given = {"--limit": limit, "--lengths": lengths, "--haystack": haystack, "--depths": depths, "--trials": trials}
     asks = {"--tasks": tasks, "--needle": needle, "--positions": positions}
     _refuse_idle({**given, "--documents": documents}, {name for name, value in asks.items() if value})
+    not_an_input_but(".svg", plot, model, tokenizer, haystack, positions, *tasks, *loss)
     shares, documents = _shares("--depths", DEPTHS if depths is None else depths), documents or DOCUMENTS
     test = NeedleTest(asked := _whole_numbers("--lengths", lengths), shares, trials or TRIALS)
     saved = open_model(model, tokenizer)

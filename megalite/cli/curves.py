@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from megalite.cli.paths import named_file
+from megalite.cli.paths import named_file, not_an_input_but
 
 LONG_READ_BYTES = 20_000_000
 """Of metrics: what is read in under a second says nothing of its progress."""
@@ -35,6 +35,7 @@ def report(
     from megalite.report.page import metrics_bytes, write_report
     from megalite.report.sections import status
 
+    not_an_input_but(".html", out, *runs)
     with progress_on(sys.stderr) if metrics_bytes(runs) > LONG_READ_BYTES else nullcontext() as progress:
         path, found = write_report(runs, out, progress=progress)
     for run in found:

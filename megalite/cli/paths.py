@@ -50,6 +50,12 @@ def not_an_input(path: Path | None, *inputs: Path) -> None:
             raise UserError(f"{path}: is read here, and would be written over; give another name")
 
 
+def not_an_input_but(suffix: str, path: Path | None, *inputs: Path | None) -> None:
+    """The same for what is drawn anew beside its inputs, as a run's report is: names with its suffix are its own."""
+    if path is not None and path.suffix != suffix:
+        not_an_input(path, *(each for each in inputs if each is not None))
+
+
 def named_drawing(path: Path | None) -> Path | None:
     """Refuse also a name that no figure is written under."""
     from megalite.monitor.curves import require_format

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from megalite.cli.main import main
-from megalite.cli.paths import not_an_input
+from megalite.cli.paths import not_an_input, not_an_input_but
 from megalite.errors import EXIT_BAD_INPUT, UserError
 from tests.kit.data import random_documents, write_packed_folder
 
@@ -22,6 +22,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     Path("prompts.txt").write_text("def f\n")
     Path("run.yaml").write_text("model: {vocab_size: 64}\n")
     Path("recipe.yaml").write_text("sources: [{path: raw}]\n")
+    Path("run").mkdir()
+    Path("run/metrics.jsonl").write_text("{}\n")
+    Path("run/config.yaml").write_text("model: {vocab_size: 64}\n")
     Path("raw").mkdir()
     Path("raw/page.html").write_text("<p>text</p>")
     np.save("scores.npy", np.arange(3.0))
@@ -42,6 +45,9 @@ RANK = ("data", "rank", "packed", "--seq-len", str(SEQ_LEN), "--scores", "scores
         ("data", "effects", "raw", "--out", "raw/page.html"),
         ("data", "effects", "raw/page.html", "--out", "raw/../raw/page.html"),
         ("data", "effects", "--recipe", "recipe.yaml", "--out", "recipe.yaml"),
+        ("report", "run", "--out", "run/metrics.jsonl"),
+        ("eval", "run", "--needle", "--plot", "run/config.yaml"),
+        ("eval", "run", "--needle", "--haystack", "prompts.txt", "--plot", "prompts.txt"),
         (*RANK, "scores.npy"),
         (*RANK, "packed/manifest.json"),
         (*RANK, "packed-tokens/tokens.bin"),
@@ -63,5 +69,6 @@ def test_what_may_be_written(here: Path):
     not_an_input(None, here / "raw")
     not_an_input(here / "raw" / "new.html", here / "raw")
     not_an_input(here / "run.yaml", here / "raw", here / "absent")
+    not_an_input_but(".html", here / "raw" / "page.html", here / "raw", None)
     with pytest.raises(UserError):
         not_an_input(here / "raw" / "page.html", here / "raw")
