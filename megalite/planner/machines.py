@@ -151,7 +151,7 @@ class Machine(Numbers):
         yield from _impossible(("constants",), self.constants.model_dump())
         for name, constants in self.others.items():
             yield from _impossible(("others", name), constants.model_dump())
-        for name in sorted(self.sources.keys() - numbers):
+        for name in sorted(self.sources.keys() - numbers - usual.keys()):
             yield (("sources",), f"{name} is no number of this file; use {or_(sorted(numbers))}")
 
     def _unlikely(self) -> Iterator[Problem]:

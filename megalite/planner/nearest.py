@@ -42,19 +42,6 @@ class Change:
         return " ".join(f"{key}={value}" for key, value in words)
 
 
-def best_or_refusal(
-    found: Search, config: Config, world_size: int, machine: Machine, vocab_size: int | None
-) -> list[Estimate]:
-    """The best layouts of a search.
-
-    Raises:
-        UserError: none fits, or there is none; with what comes nearest, and what would fit.
-    """
-    if found.best:
-        return list(found.best)
-    raise refusal(found, config, world_size, machine, vocab_size)
-
-
 def best_or_offloaded(
     found: Search, config: Config, world_size: int, machine: Machine, vocab_size: int | None, *, top: int
 ) -> tuple[list[Estimate], list[str]]:

@@ -122,8 +122,10 @@ def _seconds_of(sent: ReplicaBytes, config: Config, plan: RunPlan, machine: Mach
     parallel, ring = config.parallel, rate_over(plan, machine, "dp")
 
     def within(num_replicas: int) -> float:
-        """Rate of a ring of neighbours."""
-        return ring if leaves_node(plan, machine, num_replicas) else machine.link * machine.constants.links
+        """Rate of a ring of neighbours; of all replicas also where a node's ranks are no whole number of rings."""
+        is_whole = num_replicas == plan.num_replicas
+        is_far = is_whole or leaves_node(plan, machine, num_replicas)
+        return ring if is_far else machine.link * machine.constants.links
 
     def to_each(num_replicas: int) -> float:
         """Rate of messages to each rank of a group, for which a rank has its own adapter alone, and not all of its

@@ -39,17 +39,15 @@ from megalite.config.validate import validate
 from megalite.config.wording import or_
 from megalite.errors import UserError
 from megalite.host import num_cores, total_bytes
-from megalite.layers.gemm import choose_gemm
 from megalite.parallel.axes import Axis
 from megalite.parallel.messages import begin_gather, begin_scatter_sum
 from megalite.planner.machines import Constants, Machine
 from megalite.planner.seconds import ATTENTION_BACKWARD, micro_batch_seconds
 from megalite.studies.bench import BLOCKS, DTYPES, NEARLY_NONE, Bench
-from megalite.train.device import measure_gemm_flops
+from megalite.studies.peaks import peaks
 from megalite.train.fork_server import RANK_MEMORY
 from megalite.train.signals import hear, held
 
-PEAK_SIZE = {"cpu": 2048, "cuda": 8192}
 COPIED_BYTES = 2**28
 LEAST_SENT_BYTES = 2**25
 FEW_TOKENS = 16
@@ -152,7 +150,8 @@ def _on_one_rank(config: Config) -> Config:
     parallel = config.parallel.model_copy(update=whole)
     batch = config.batch.model_copy(update={"global_batch_size": config.batch.micro_batch_size})
     train = config.train.model_copy(update={"recompute": "none", "recompute_layers": (), "offload_activations": False})
-    precision = config.precision.model_copy(update={"fp8": None, "fp4": None, "qat": None, "master_dtype": "fp32"})
+    plain: dict[str, Any] = {"fp8": None, "fp4": None, "qat": None, "master_dtype": "fp32", "products": "fp32"}
+    precision = config.precision.model_copy(update=plain)
     changed = {"parallel": parallel, "batch": batch, "train": train, "precision": precision}
     return config.model_copy(update=changed)
 
@@ -175,9 +174,7 @@ def _measure(
     )
     is_compiled = compile_pays(config, make_plan(config, 1, model.vocab_size), device_type)
     bench, tokens = Bench(config, model, device, is_compiled), config.batch.micro_batch_size * config.batch.seq_len
-    size, name = PEAK_SIZE[device_type], config.precision.dtype
-    choose_gemm(device_type, torch.float32)  # as training does, for the whole process
-    flops = {each: _peak(device, each, size) for each in FORMATS[device_type]}
+    flops, name = peaks(device), config.precision.dtype
     dist.barrier()
     bandwidth = _copy_rate(bench)
     dist.barrier()
@@ -210,22 +207,6 @@ def _measure(
         queue.put(found | ({"meeting": meeting} if meeting > overhead else {}))
     dist.barrier()
     dist.destroy_process_group()
-
-
-FORMATS = {"cpu": ("fp32", "bf16"), "cuda": ("fp32", "bf16", "fp16", "tf32")}
-"""Whose products are timed. A CPU has no units for the others, but for AMX, whose products of fp32 are not planned."""
-
-
-def _peak(device: torch.device, name: str, size: int) -> float:
-    """FLOP/s of large products in a format; TF32's are those of fp32 that may be rounded."""
-    former = torch.get_float32_matmul_precision()
-    if name == "tf32":
-        torch.set_float32_matmul_precision("high")
-    try:
-        return measure_gemm_flops(device, {**DTYPES, "fp16": torch.float16}.get(name, torch.float32), size)[0]
-    finally:
-        if name == "tf32":
-            torch.set_float32_matmul_precision(former)
 
 
 LONGEST = {"cpu": 2048, "cuda": 32768}

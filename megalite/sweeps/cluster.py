@@ -35,6 +35,8 @@ class _Watched:
     trial: Trial
     ask_at: float = 0.0
     """When Slurm is asked about it next."""
+    ended_since: float | None = None
+    """When it was first found to have said how it ended."""
     gone_since: float | None = None
     """When it was first found to have no job."""
 
@@ -106,14 +108,18 @@ class ClusterRunner:
         return over
 
     def _look_at(self, watched: _Watched) -> TrialOutcome | None:
-        """What came of a trial; None while it has jobs, the last of which may still be ending."""
+        """What came of a trial; None while it has jobs. The last may still be ending, on a dead node for hours: once a
+        trial has said how it ended, that is waited for no longer than a job that is gone."""
         now, status = time.monotonic(), _status(watched.trial)
-        if status not in ENDED and now < watched.ask_at:
+        if status in ENDED and watched.ended_since is None:
+            watched.ended_since = watched.ask_at = now
+        if now < watched.ask_at:
             return None
         watched.ask_at = now + SECONDS_BETWEEN_QUESTIONS
         has_jobs = _has_jobs(watched.trial)
-        if status in ENDED:
-            return None if has_jobs else self._outcome(watched.trial, status)
+        if status in ENDED and watched.ended_since is not None:
+            is_over = not has_jobs or now - watched.ended_since >= GRACE_SECONDS
+            return self._outcome(watched.trial, status) if is_over else None
         if has_jobs is not False:
             watched.gone_since = None
             return None

@@ -145,11 +145,12 @@ class SweepRun:
                 self._by_rungs(book)
             else:
                 self._plainly(book)
+            self._is_unfinished = not all(each.has_ended for each in book.trials.values())
         return book
 
     @property
     def was_stopped(self) -> bool:
-        """Whether somebody asked it to stop, or a trial without which no other may go on."""
+        """Whether somebody asked it to stop, or a trial."""
         return bool(self._requests) or self._is_unfinished
 
     def _plainly(self, book: SweepBook) -> None:
@@ -200,7 +201,6 @@ class SweepRun:
                 return
             values = {number: _value_at(book.trials[number], steps) for number in alive}
             if unfinished := [n for n in alive if values[n] is None and not book.trials[n].has_ended]:
-                self._is_unfinished = True
                 words = ", ".join(map(str, unfinished))
                 self._told(f"not yet at step {steps:,}: trial {words}; run the sweep again to go on with it")
                 return

@@ -10,11 +10,14 @@ import torch
 import torch.distributed as dist
 
 from megalite.config.plan import make_plan
+from megalite.config.schema import Config
 from megalite.engine.fsdp2 import rounded
 from megalite.engine.native import buckets, replication
 from megalite.parallel import messages
 from megalite.planner import replica_seconds
 from megalite.planner.holdings import parameters_by_stage
+from megalite.planner.links import rate_over
+from megalite.planner.machines import load_machine
 from megalite.planner.replica_traffic import bytes_by_stage, replica_bytes
 from megalite.planner.traffic import traffic_by_stage
 from tests.kit.spawn import run_ranks
@@ -124,3 +127,13 @@ def test_bytes_over_replicas():
 
 def test_messages_are_as_large_as_the_engines_buckets():
     assert replica_seconds.BUCKET_NUMBERS == buckets.BUCKET_NUMBERS
+
+
+def test_replicas_that_are_no_whole_number_to_a_node():
+    """Three a stage, eight a node: some stages' replicas are in two, and what those send goes over the network."""
+    h100 = load_machine("h100-sxm")
+    config = Config(model={**MODEL, "num_layers": 8}, parallel={"pp": 8, "dp": 3}, batch={"global_batch_size": 24})
+    plan, sent = make_plan(config, 24), replica_seconds.ReplicaBytes(reduced=1e9, gathered=2e9)
+    rate = rate_over(plan, h100, "dp")
+    assert rate == pytest.approx(3 * h100.network * h100.constants.links)
+    assert replica_seconds._seconds_of(sent, config, plan, h100) == (1e9 / rate, 2e9 / rate)

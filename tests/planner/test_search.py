@@ -17,7 +17,7 @@ from megalite.planner.estimate import USABLE_OF_HOST, Estimate, estimate
 from megalite.planner.layouts import layouts
 from megalite.planner.machines import Machine, load_machine
 from megalite.planner.memory import memory_by_stage, on_device
-from megalite.planner.nearest import best_or_refusal
+from megalite.planner.nearest import refusal
 from megalite.planner.practice import OURS, Practice
 from megalite.planner.published import BEFORE_FLASH
 from megalite.planner.search import search
@@ -34,7 +34,10 @@ def config(batch: int = 32, seq_len: int = 4096, precision: dict[str, Any] | Non
 
 def best(base: Config, world_size: int, machine: Machine) -> list[Estimate]:
     """Of a search, or the refusal."""
-    return best_or_refusal(search(base, world_size, machine, top=1), base, world_size, machine, None)
+    found = search(base, world_size, machine, top=1)
+    if not found.best:
+        raise refusal(found, base, world_size, machine, None)
+    return list(found.best)
 
 
 MODELS = {

@@ -123,6 +123,9 @@ NOT_RUN = {
         CALIBRATION,
     ),
     "megalite/studies/bench.py": {"torch.cuda.synchronize(self.device)": CALIBRATION},
+    "megalite/studies/peaks.py": {
+        'tf32 = ("tf32",) if torch.cuda.get_device_capability(device)': CALIBRATION,
+    },
     "megalite/checkpoint/snapshot.py": {
         "torch.cuda.synchronize()  # the copies are queued": "ZeRO-3 over more than 64 ranks, where no part is live",
     },

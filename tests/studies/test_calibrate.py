@@ -18,7 +18,7 @@ from megalite.config.load import load_config
 from megalite.config.plan import make_plan
 from megalite.errors import EXIT_BAD_INPUT, EXIT_DONE
 from megalite.planner.machines import load_machine
-from megalite.studies import calibrate
+from megalite.studies import calibrate, peaks
 from megalite.studies.bench import Bench
 from megalite.studies.calibrate import allocator_of_training
 from megalite.train.fork_server import RANK_MEMORY
@@ -95,10 +95,20 @@ def test_what_is_measured_of_a_gpu_alone_runs_here(monkeypatch: pytest.MonkeyPat
         seen.append((dtype, torch.get_float32_matmul_precision() if dtype == torch.float32 else None))
         return 5.0, size
 
-    monkeypatch.setattr(calibrate, "measure_gemm_flops", measured)
-    assert [calibrate._peak(torch.device("cpu"), name, 64) for name in calibrate.FORMATS["cuda"]] == [5.0] * 4
+    monkeypatch.setattr(peaks, "measure_gemm_flops", measured)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
+    formats = peaks.formats_of(torch.device("cuda"))
+    assert [peaks.peak(torch.device("cpu"), name) for name in formats] == [5.0] * 4
     assert seen == [(torch.float32, before), (torch.bfloat16, None), (torch.float16, None), (torch.float32, "high")]
     assert torch.get_float32_matmul_precision() == before
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
+    assert "tf32" not in peaks.formats_of(torch.device("cuda"))
+
+
+def test_products_are_calibrated_exactly():
+    """What may round has a rate of its own in a file, against which products that did not would be slow."""
+    config = load_config(Path(TINY[0]), [*TINY[1:], "precision.dtype=fp32", "precision.products=tf32"])
+    assert calibrate._on_one_rank(config).precision.products == "fp32"
 
 
 def test_memory_is_what_a_job_may_have(monkeypatch: pytest.MonkeyPatch):

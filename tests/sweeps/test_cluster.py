@@ -145,6 +145,15 @@ def test_a_trial_is_over_when_its_job_is(tmp_path, monkeypatch):
     assert [outcome.state for _, outcome in runner.ended()] == ["done"]
 
 
+def test_a_job_that_does_not_end_holds_nobody_up(tmp_path, monkeypatch):
+    """On a dead node Slurm may go on ending it for hours; what came of the trial is known."""
+    runner, trial, _ = watched(tmp_path, monkeypatch, Queue("trial-0001"), "running")
+    shutil.copytree(make_run(tmp_path / "done", 6), trial.folder, dirs_exist_ok=True)
+    say(trial, "finished")
+    assert runner.ended() == []
+    assert outcome_of(runner).state == "done"
+
+
 def test_the_job_of_the_former_rung_is_still_being_ended(tmp_path, monkeypatch):
     """When the sweep is run again: it has no value of the next rung, and the trial goes on later; it has not failed."""
     queue = Queue("trial-0001")

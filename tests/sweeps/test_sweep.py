@@ -129,6 +129,23 @@ def test_what_fails_does_not_end_a_sweep(tmp_path):
     assert book.trials[2].state == "done"
 
 
+def test_a_trial_that_stopped_by_itself(tmp_path):
+    """The sweep is not done: who repeats it while it says so goes on with that trial."""
+    settings = sweep(tmp_path)
+
+    def value(trial):
+        return TrialOutcome("stopped", why="ended with 3") if trial.name == "trial-0002" else by_rate(trial)
+
+    work = SweepRun(prepare(settings), PretendedRunner(value), lambda line: None)
+    book = work.run()
+    assert work.was_stopped
+    assert book.trials[2].state == "stopped"
+    again = SweepRun(prepare(settings), runner := PretendedRunner(by_rate), lambda line: None)
+    assert again.run().trials[2].state == "done"
+    assert not again.was_stopped
+    assert [name for name, _ in runner.started] == ["trial-0002"]
+
+
 def test_a_request_to_stop(tmp_path):
     """No more trials begin, those that run are asked to save; the next call finishes them before it starts others."""
     settings = sweep(tmp_path)

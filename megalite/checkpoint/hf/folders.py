@@ -99,11 +99,14 @@ def _working(out: Path) -> Iterator[Path]:
     while True:
         work = out.with_name(f"{CONVERTING}{out.name}-{secrets.token_hex(8)}")
         work.mkdir()
-        descriptor = os.open(work, os.O_RDONLY)
+        try:
+            descriptor = os.open(work, os.O_RDONLY)
+        except FileNotFoundError:  # somebody found it before it was locked, and took its owner for dead
+            continue
         try:
             with suppress(OSError):  # a disk without locks, where nobody else gets one either
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
-            if not work.is_dir():  # somebody found it before it was locked, and took its owner for dead
+            if not work.is_dir():  # the same
                 continue
             try:
                 yield work
@@ -118,7 +121,9 @@ def _working(out: Path) -> Iterator[Path]:
 def _sweep(out: Path) -> None:
     """Clear away what dead conversions to `out` left; a living one holds a lock."""
     pattern = re.compile(f"{re.escape(CONVERTING + out.name)}-[0-9a-f]{{16}}")
-    beside = list(out.parent.iterdir()) if out.parent.is_dir() else []
+    beside: list[Path] = []
+    with suppress(OSError):  # it is not there yet, or may be written to and not listed
+        beside = list(out.parent.iterdir())
     for work in (each for each in beside if pattern.fullmatch(each.name)):
         with suppress(OSError):  # it lives, has just gone, or cannot be cleared away by this user
             descriptor = os.open(work, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)

@@ -128,9 +128,10 @@ def rank(
     from megalite.data.ranking import load_scores, write_ranks
     from megalite.data.sources import open_source, tokens_folder
 
-    not_an_input(out, *_files_of(source), *_files_of(tokens_folder(source)), Path(scores))
-    opened = open_source(SourceConfig(path=source), name=source.name, seq_len=seq_len)
     is_file = scores.endswith(".npy")
+    read = [*_files_of(source), *_files_of(tokens_folder(source)), *([Path(scores)] if is_file else [])]
+    not_an_input(out, *read)
+    opened = open_source(SourceConfig(path=source), name=source.name, seq_len=seq_len)
     if is_file:
         numbers = load_scores(Path(scores), opened.tokens.num_documents)
     else:
