@@ -193,7 +193,8 @@ if __name__ == "__main__":
 """
     processes = [start(script, tmp_path) for _ in range(3)]
     for process, seconds in zip(processes, (0.2, 0.6, 0.8), strict=True):  # after each other: 0.2, 0.8 and 1.6 s
-        assert process.stdout.readline() == "begins\n"
+        began = process.stdout.readline()
+        assert began == "begins\n", process.communicate(timeout=60)[1]
         time.sleep(seconds)
         os.killpg(process.pid, signal.SIGINT)
     for process in processes:
