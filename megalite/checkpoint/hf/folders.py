@@ -101,12 +101,12 @@ def _working(out: Path) -> Iterator[Path]:
         work.mkdir()
         try:
             descriptor = os.open(work, os.O_RDONLY)
-        except FileNotFoundError:  # somebody found it before it was locked, and took its owner for dead
+        except FileNotFoundError:  # swept by another conversion, which took its owner for dead
             continue
         try:
             with suppress(OSError):  # a disk without locks, where nobody else gets one either
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
-            if not work.is_dir():  # the same
+            if not work.is_dir():  # swept by another conversion before it was locked
                 continue
             try:
                 yield work
