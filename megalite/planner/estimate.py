@@ -21,7 +21,7 @@ from megalite.planner.machines import Machine
 from megalite.planner.memory import StageMemory, each_stage, memory_by_stage, on_device
 from megalite.planner.practice import OURS, Practice
 from megalite.planner.process import process_bytes
-from megalite.planner.seconds import Parts, step_time
+from megalite.planner.seconds import Parts, step_time_below
 
 USABLE = 0.9
 """Of a GPU's memory: the rest is the allocator's, whose blocks do not fit into one another."""
@@ -109,28 +109,9 @@ def estimate(
     for each in _of_one_length(config, plan, vocab_size):
         for stage in memory_by_stage(*each, practice):
             memory.add(stage)
-    return _timed(config, plan, machine, memory, overrides, practice)
-
-
-def estimate_if_fits(
-    config: Config,
-    world_size: int,
-    machine: Machine,
-    *,
-    vocab_size: int | None = None,
-    overrides: Sequence[str] = (),
-    practice: Practice = OURS,
-) -> Estimate | None:
-    """The same, but None where it does not fit, which is sooner known than its seconds."""
-    config = on_device(config, machine.device_type)
-    plan = make_plan(config, world_size, vocab_size)
-    usable, of_host, memory = usable_memory(machine), usable_host_memory(machine), Memory([0] * plan.pp, [0] * plan.pp)
-    for each in _of_one_length(config, plan, vocab_size):
-        for stage in each_stage(*each, practice):
-            if _taken(config, machine, stage.total) > usable or stage.host > of_host:
-                return None
-            memory.add(stage)
-    return _timed(config, plan, machine, memory, overrides, practice)
+    found = timed(config, plan, machine, memory, overrides=overrides, practice=practice)
+    assert found is not None, "no limit is given"
+    return found
 
 
 class Memory(NamedTuple):
@@ -145,6 +126,19 @@ class Memory(NamedTuple):
             most[stage.stage] = max(most[stage.stage], taken)
 
 
+def memory_if_fits(
+    config: Config, plan: RunPlan, machine: Machine, *, vocab_size: int | None, practice: Practice
+) -> Memory | None:
+    """What a layout takes; None where it does not fit, which is sooner known than its seconds."""
+    usable, of_host, memory = usable_memory(machine), usable_host_memory(machine), Memory([0] * plan.pp, [0] * plan.pp)
+    for each in _of_one_length(config, plan, vocab_size):
+        for stage in each_stage(*each, practice):
+            if _taken(config, machine, stage.total) > usable or stage.host > of_host:
+                return None
+            memory.add(stage)
+    return memory
+
+
 def _of_one_length(config: Config, plan: RunPlan, vocab_size: int | None) -> list[tuple[Config, RunPlan]]:
     """The run's stages as runs by themselves: memory is that of the longest sequences."""
     if not config.batch.stages:
@@ -153,15 +147,20 @@ def _of_one_length(config: Config, plan: RunPlan, vocab_size: int | None) -> lis
     return [(each, make_plan(each, plan.world_size, vocab_size)) for each in configs]
 
 
-def _timed(
+def timed(
     config: Config,
     plan: RunPlan,
     machine: Machine,
     memory: Memory,
-    overrides: Sequence[str],
-    practice: Practice,
-) -> Estimate:
-    time = step_time(config, plan, machine, practice)
+    *,
+    overrides: Sequence[str] = (),
+    practice: Practice = OURS,
+    below: float = inf,
+) -> Estimate | None:
+    """A layout whose memory is known; None for one that takes so many seconds or more."""
+    time = step_time_below(below, config, plan, machine, practice)
+    if time is None:
+        return None
     taken = tuple(_taken(config, machine, tensors) for tensors in memory.device)
     return Estimate(
         tuple(overrides),

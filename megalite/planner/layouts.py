@@ -11,6 +11,7 @@ from typing import Any
 
 from megalite.architecture.architecture import Architecture
 from megalite.config.schema import Config
+from megalite.config.sections.train import RecomputeRule
 from megalite.parallel.schedules.kinds import SCHEDULES
 from megalite.planner.machines import Machine
 from megalite.planner.practice import Practice
@@ -26,7 +27,7 @@ CHUNKS = range(2, 9)
 NODES_OF_COPY = (1, 2, 4, 8, 16, 32)
 """That divide weights among them, where others have them, too (hybrid sharding)."""
 RECOMPUTE = ("none", "selective", "full")
-"""`Practice.recomputes` of ours, in order."""
+"""`train.recompute`, in order."""
 
 
 Mesh = tuple[int, int, int, int, int, bool]
@@ -47,6 +48,8 @@ class Candidate:
     divides_weights: bool
     micro_batch_size: int
     recompute: str
+    blocks_again: int = 0
+    """Where nothing else is made again: of each stage of the pipeline the first so many blocks are, whole."""
     offloads: bool = False
     """What full recomputation keeps waits in the host's memory."""
     divides_sequences: bool = True
@@ -59,6 +62,12 @@ class Candidate:
     """`train.cuda_graphs`, likewise."""
     copies: int = 1
     """Groups of replicas, each of which divides the weights among its own (hybrid sharding)."""
+
+    @property
+    def may_make_some_again(self) -> bool:
+        """Whether it is tried with some of its blocks made again. Where weights are whole, one of a single sequence at
+        a time is: more at once take more memory, and are hardly quicker; of divided weights they gather less often."""
+        return self.recompute == "none" and (self.micro_batch_size == 1 or self.divides_weights)
 
     @property
     def mesh(self) -> Mesh:
@@ -94,7 +103,7 @@ class Candidate:
             "batch": {"micro_batch_size": self.micro_batch_size},
             "train": {
                 "recompute": self.recompute,
-                "recompute_layers": (),
+                "recompute_layers": first_blocks(self.blocks_again),
                 "offload_activations": self.offloads,
                 "cuda_graphs": self.is_recorded,
             },
@@ -106,7 +115,7 @@ class Candidate:
         for section, settings in self.settings.items():
             for key, value in settings.items():
                 if getattr(getattr(base, section), key) != value:
-                    found.append(f"{section}.{key}={_yaml(value)}")
+                    found.append(f"{section}.{key}={as_yaml(value)}")
         return tuple(found)
 
     def applied_to(self, base: Config) -> Config:
@@ -129,9 +138,17 @@ def has(practice: Practice, layout: Candidate) -> bool:
     )
 
 
-def _yaml(value: object) -> str:
-    if value is None or value == ():
-        return "null" if value is None else "[]"
+def first_blocks(count: int) -> tuple[RecomputeRule, ...]:
+    """`train.recompute_layers` of the first so many blocks of each stage."""
+    return (RecomputeRule(first=count),) if count else ()
+
+
+def as_yaml(value: object) -> str:
+    """A setting's value, as the command line takes it."""
+    if value is None:
+        return "null"
+    if isinstance(value, tuple):
+        return f"[{', '.join(f'{{mode: {rule.mode}, first: {rule.first}}}' for rule in value)}]"
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from megalite.config.optimizers import RULES
 from megalite.config.schema import Config
+from megalite.optim.rules import all_rules
 from megalite.planner.machines import Machine
+from megalite.planner.offloaded import is_offloaded
 
 
 def left_out_of_steps(config: Config, machine: Machine) -> list[str]:
@@ -20,9 +23,25 @@ def left_out_of_steps(config: Config, machine: Machine) -> list[str]:
         notes.append("what rounding weights to few bits takes is not counted")
     if config.train.offload_activations and machine.host_link is None and machine.device_type != "cpu":
         notes.append("what offload_activations takes to the host and back is not counted: the machine has no host_link")
-    if config.optimizer.offload:
-        notes.append("what an offloaded optimizer takes, on the host and to the device and back, is not counted")
+    if config.optimizer.offload and machine.device_type != "cpu":
+        notes += _of_offloaded_optimizer(config, machine)
     return notes
+
+
+def _of_offloaded_optimizer(config: Config, machine: Machine) -> list[str]:
+    if not is_offloaded(config, machine):
+        missing = "host_bandwidth" if machine.host_bandwidth is None else "host_link"
+        return [
+            "what an offloaded optimizer takes, on the host and to the device and back, is not counted: the machine "
+            f"has no {missing}"
+        ]
+    multiplying = [name for name in all_rules(config.optimizer) if RULES[name].multiplies]
+    if not multiplying:
+        return []
+    return [
+        f"products of an offloaded {' and '.join(multiplying)} are counted as if the device made them: the host is "
+        "slower"
+    ]
 
 
 def left_out_of_run(config: Config) -> list[str]:

@@ -63,6 +63,7 @@ RANGES: dict[str, tuple[float, float, str]] = {
     "link": (*A_SECOND, " bytes a second"),
     "network": (*A_SECOND, " bytes a second"),
     "host_link": (*A_SECOND, " bytes a second"),
+    "host_bandwidth": (*A_SECOND, " bytes a second"),
     "memory_gib": (0.01, 1e5, " GiB a rank"),
     "host_memory_gib": (0.1, 1e6, " GiB a node"),
     "halves": (0.01, 100.0, " of a rate"),
@@ -102,6 +103,9 @@ class Machine(Numbers):
     """Bytes a second to ranks of other nodes."""
     host_link: PositiveFloat | None = None
     """Bytes a second to the host's memory, each way; None where a rank has no other."""
+    host_bandwidth: PositiveFloat | None = None
+    """Bytes a second that are read or written of the host's memory, a rank's share of its node's; None where nobody
+    knows."""
     host_memory_gib: PositiveFloat | None = None
     """Of a node, for what its ranks keep outside of their devices; None where nobody knows."""
     attention: PositiveFloat = ATTENTION_RATE

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
+from megalite.config.plan import make_plan
 from megalite.config.schema import Config
+from megalite.config.sections.train import RecomputeRule
 from megalite.config.validate import validate
 from megalite.config.wording import or_
 from megalite.errors import ConfigError, UserError
 from megalite.planner.estimate import Estimate, estimate, usable_host_memory
-from megalite.planner.layouts import LEAST_TOKENS_OF_CP
+from megalite.planner.layouts import LEAST_TOKENS_OF_CP, as_yaml, first_blocks
 from megalite.planner.machines import Machine
 from megalite.planner.memory import on_device
 from megalite.planner.search import Search, search
@@ -27,7 +29,7 @@ OFFLOADED = ("optimizer", "offload", True)
 class Change:
     """Some settings: section, key and value of each."""
 
-    settings: tuple[tuple[str, str, bool | int | str], ...]
+    settings: tuple[tuple[str, str, bool | int | str | tuple[RecomputeRule, ...]], ...]
 
     def applied_to(self, config: Config) -> Config:
         """The config with them."""
@@ -38,7 +40,7 @@ class Change:
 
     def __str__(self) -> str:
         """As the command line takes them."""
-        words = ((f"{section}.{key}", str(value).lower()) for section, key, value in self.settings)
+        words = ((f"{section}.{key}", as_yaml(value)) for section, key, value in self.settings)
         return " ".join(f"{key}={value}" for key, value in words)
 
 
@@ -119,10 +121,30 @@ def what_helps(config: Config, world_size: int, machine: Machine, vocab_size: in
         return estimate(config, ranks, machine, vocab_size=vocab_size).fits
 
     helps = _that_help(config, [*_of_own_layout(config, machine), *_of_any_layout(config, machine)], fits)
+    if config.train.recompute == "none" and "train.recompute=full" in helps:
+        plan = make_plan(config, world_size, vocab_size)
+        helps[:0] = _fewest_again(config, min(len(plan.blocks_of(stage)) for stage in range(plan.pp)), fits)
     if more := _more_replicas(config, world_size, fits):
         helps.insert(0, more)
     others = "without --as-is other layouts are looked at"
     return f"this does not fit; it would with {or_(helps)}; {others}" if helps else f"this does not fit; {others}"
+
+
+def _fewest_again(config: Config, num_blocks: int, fits: Callable[[Config], bool]) -> list[str]:
+    """The fewest blocks of each stage that have to be made again, where all of them are enough; nothing where it takes
+    all."""
+    least, most = 1, num_blocks
+    while least < most:
+        middle = (least + most) // 2
+        if fits(_with_first_again(middle).applied_to(config)):
+            most = middle
+        else:
+            least = middle + 1
+    return [str(_with_first_again(most))] * (most < num_blocks)
+
+
+def _with_first_again(count: int) -> Change:
+    return Change((("train", "recompute_layers", first_blocks(count)),))
 
 
 def _more_replicas(config: Config, world_size: int, fits: Callable[[Config, int], bool]) -> str:

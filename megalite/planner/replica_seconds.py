@@ -22,6 +22,7 @@ from megalite.parallel.schedules.kinds import SCHEDULES
 from megalite.planner.holdings import numbers_by_stage, update_multiply_adds
 from megalite.planner.links import leaves_node, rate_over
 from megalite.planner.machines import Machine
+from megalite.planner.offloaded import is_offloaded, there_and_back, update_seconds, with_gathers
 from megalite.planner.practice import Practice
 from megalite.planner.replica_traffic import ReplicaBytes, bytes_by_stage, gathered_once, gradient_bytes
 
@@ -48,13 +49,29 @@ def between_steps(
     a, states = ELEMENT_BYTES[config.precision.dtype], max(each.state_bytes for each in of_stages)
     moved = 2.0 * (states + FP32_BYTES * updated) + (FP32_BYTES + a) * updated
     pieces = _num_shards(config, plan) if plan.sharding.optimizer else 1
-    found["optimizer"] = moved / pieces / (machine.memory_bandwidth * machine.constants.passes)
+    if is_offloaded(config, machine):
+        found["optimizer"] = update_seconds(moved / pieces, machine)
+        if plan.sharding.weights:
+            found["optimizer"] += _beside_gathers(config, plan, machine, backward)
+        else:
+            found["optimizer"] += there_and_back(config, machine, updated / pieces)
+    else:
+        found["optimizer"] = moved / pieces / (machine.memory_bandwidth * machine.constants.passes)
     if products := update_multiply_adds(config, plan):
         is_given_format = any(RULES[name].multiplies for name in all_rules(config.optimizer))
         is_given_format |= config.precision.dtype == "fp32"
         rate = machine.product_rate(config.precision) if is_given_format else machine.rate("fp32")
         found["optimizer"] += 2.0 * products / rate
     return found
+
+
+def _beside_gathers(config: Config, plan: RunPlan, machine: Machine, backward: float) -> float:
+    """What passes do not hide of the way that FSDP2's rows take from the host, and their gradients to it."""
+    once, count = gathered_once(config, plan), plan.grad_accum_steps
+    numbers = ((2 * each.parameters - once, each.trained) for each in numbers_by_stage(config, plan))
+    gathered, reduced = (count * max(each) / _num_shards(config, plan) for each in zip(*numbers, strict=True))
+    taken = with_gathers(machine, gathered, reduced)
+    return max(taken - 1.5 * count * backward, VISIBLE * taken)
 
 
 def _num_shards(config: Config, plan: RunPlan) -> int:

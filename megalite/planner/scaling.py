@@ -16,10 +16,11 @@ from typing import Any
 
 from megalite.config.batch_sizes import steps_for_tokens
 from megalite.config.schema import BatchConfig, Config
+from megalite.planner.bounds import MicroBatches
 from megalite.planner.estimate import Estimate
 from megalite.planner.machines import Machine
 from megalite.planner.nearest import refusal
-from megalite.planner.search import MicroBatches, Search, search
+from megalite.planner.search import Search, search
 from megalite.section import Section
 
 KINDS = ("strong", "weak")

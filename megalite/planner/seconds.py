@@ -8,7 +8,7 @@
     host         what the device's own work does not hide            overhead
     pp, bubble   messages between stages, and waiting for them       from the schedule itself (`schedules.simulation`)
     dp           gradients and weights over the replicas             what the passes do not hide (`replica_seconds`)
-    optimizer    masters and moments, read and written               bytes / (bandwidth x passes)
+    optimizer    masters and moments, read and written               bytes / (bandwidth x passes), or `offloaded`
 
 FLOPs and bytes are those of the one table of costs (`architecture.costs`, `planner.traffic`). The four constants are
 the machine's. Sources: Narayanan et al. 2021 (Megatron-LM, sections 3 and 5), Korthikanti et al. 2022, Rajbhandari et
@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, inf
 
 from megalite.architecture.architecture import BlockSpec, FeedForwardSpec
 from megalite.architecture.attention_costs import context_sent_bytes, mixing_multiply_adds
@@ -76,24 +76,41 @@ class StepTime:
 
 def step_time(config: Config, plan: RunPlan, machine: Machine, practice: Practice = OURS) -> StepTime:
     """Time of a step of the full batch."""
+    found = step_time_below(inf, config, plan, machine, practice)
+    assert found is not None, "of no step is it infinite"
+    return found
+
+
+def step_time_below(
+    limit: float, config: Config, plan: RunPlan, machine: Machine, practice: Practice = OURS
+) -> StepTime | None:
+    """The same, but None as soon as it is known to be so many seconds or more."""
     count, chunks = plan.grad_accum_steps, _chunks(config, plan, machine, practice)
     work = [_sum(chunks[chunk].whole for chunk in plan.chunks_of(stage)) for stage in range(plan.pp)]
     longest = max(range(plan.pp), key=lambda stage: sum(work[stage].values()))
     parts = _times(work[longest], count)
+    parts |= between_steps(config, plan, machine, practice, backward=sum(work[longest].values()) * 2 / 3)
+    if sum(parts.values()) >= limit:
+        return None
     if plan.pp > 1:
-        message = _message_bytes(config, plan, practice) / rate_over(plan, machine, "pp")
-        busy, alone = sum(parts.values()), _end_of_pipeline(config, plan, chunks)
-        if practice.waits_for_stages:
-            stops = message + _gather_seconds(config, plan, machine)
-            end = _end_of_pipeline(config, plan, chunks, beside=stops)
-        else:
-            end = _end_of_pipeline(config, plan, chunks, link=message)
+        busy, message = count * sum(work[longest].values()), _message_bytes(config, plan, practice)
+        message /= rate_over(plan, machine, "pp")
+        end = _end_with_messages(config, plan, chunks, machine, practice, message)
         if not machine.hides_messages:
             end = max(end, busy + count * plan.cuts_of(longest) * message)
-        parts["bubble"] = max(0.0, min(alone, end) - busy)
+        if sum(parts.values()) + end - busy >= limit:
+            return None
+        parts["bubble"] = max(0.0, min(_end_of_pipeline(config, plan, chunks), end) - busy)
         parts["pp"] = max(0.0, end - busy - parts["bubble"])
-    parts |= between_steps(config, plan, machine, practice, backward=sum(work[longest].values()) * 2 / 3)
     return StepTime(sum(parts.values()), parts)
+
+
+def _end_with_messages(
+    config: Config, plan: RunPlan, chunks: list[_Chunk], machine: Machine, practice: Practice, message: float
+) -> float:
+    if not practice.waits_for_stages:
+        return _end_of_pipeline(config, plan, chunks, link=message)
+    return _end_of_pipeline(config, plan, chunks, beside=message + _gather_seconds(config, plan, machine))
 
 
 def micro_batch_seconds(config: Config, plan: RunPlan, machine: Machine, practice: Practice = OURS) -> float:

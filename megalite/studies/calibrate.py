@@ -1,7 +1,7 @@
 """The machine at hand as a file for the planner: rates and constants measured with a config's own model.
 
-    peak            the fastest of a few large square products, by format, or of the config's own; FP8's is not measured
-    bandwidth       a copy; of GPUs also one to the host's memory and back
+    peak            the fastest of a few large square products, by format, or of the config's own
+    bandwidth       a copy; of GPUs also one to the host's memory and back, and one in it
     link            an all-reduce of a large stream over the ranks of this node, behind a product that makes it
     meeting         on CPUs, what a block that all ranks share takes longer than everything else says, a message
     products        products at the shapes of the config's blocks, over the peak, without what reading and writing takes
@@ -200,6 +200,7 @@ def _measure(
     }
     if device_type == "cuda":
         found |= {"host_link": _host_link_rate(bench), "host_memory_gib": total_bytes() / 2**30}
+        found["host_bandwidth"] = _copy_rate(bench, "cpu")
     found |= {name: each for name, each in (("halves", halves), ("attention", attention)) if each not in (1.0, None)}
     if rank == 0:
         found["constants"]["passes"] = _passes(bench, Machine(**found, sources={}), of_block)
@@ -295,9 +296,9 @@ def _whole(bench: Bench, num_blocks: int, machine: Machine, tp: int) -> float:
     return micro_batch_seconds(config, make_plan(config, tp, bench.model.vocab_size), machine)
 
 
-def _copy_rate(bench: Bench) -> float:
-    """Bytes a second, read and written."""
-    source = torch.zeros(COPIED_BYTES, dtype=torch.uint8, device=bench.device)
+def _copy_rate(bench: Bench, device_type: str | None = None) -> float:
+    """Bytes a second, read and written, by the device or by the host."""
+    source = torch.zeros(COPIED_BYTES, dtype=torch.uint8, device=device_type or bench.device)
     target = torch.empty_like(source)
     return 2 * COPIED_BYTES / bench.seconds(lambda: target.copy_(source))
 

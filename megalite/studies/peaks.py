@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import time
+from math import inf
+
 import torch
 
 from megalite.engine.runtime import let_products_round
+from megalite.layers.fp8.products import scaled_mm
+from megalite.layers.fp8.quantise import Quantised
 from megalite.layers.gemm import choose_gemm
 from megalite.train.device import measure_gemm_flops
 
@@ -13,8 +18,10 @@ SIZE = {"cpu": 2048, "cuda": 8192}
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "tf32": torch.float32}
 
-TF32_SINCE = 8, 0
-"""Compute capability (Ampere)."""
+TF32_SINCE, FP8_SINCE = (8, 0), (8, 9)
+"""Compute capability (Ampere, Ada)."""
+TRIES = 10
+"""Products in FP8, the fastest of which counts."""
 
 
 def peaks(device: torch.device) -> dict[str, float]:
@@ -22,19 +29,25 @@ def peaks(device: torch.device) -> dict[str, float]:
     may not round."""
     let_products_round("fp32", device.type)
     choose_gemm(device.type, torch.float32)
-    return {each: peak(device, each) for each in formats_of(device)}
+    found = {each: peak(device, each) for each in formats_of(device)}
+    if found.get("fp8", inf) < found["bf16"]:
+        del found["fp8"]  # products that gain nothing are none to plan with
+    return found
 
 
 def formats_of(device: torch.device) -> tuple[str, ...]:
     """Whose products are timed. A CPU has no units for others, but for AMX, whose products of fp32 are not planned."""
     if device.type == "cpu":
         return "fp32", "bf16"
-    tf32 = ("tf32",) if torch.cuda.get_device_capability(device) >= TF32_SINCE else ()
-    return "fp32", "bf16", "fp16", *tf32
+    since, capability = {"tf32": TF32_SINCE, "fp8": FP8_SINCE}, torch.cuda.get_device_capability(device)
+    return "fp32", "bf16", "fp16", *(name for name, least in since.items() if capability >= least)
 
 
 def peak(device: torch.device, name: str) -> float:
-    """FLOP/s of large products in a format; TF32's are those of fp32 that may be rounded."""
+    """FLOP/s of large products in a format; TF32's are those of fp32 that may be rounded, FP8's those of matrices that
+    are FP8 already, with a scale for each."""
+    if name == "fp8":
+        return _fp8_peak(device, SIZE[device.type])
     former = torch.get_float32_matmul_precision()
     if name == "tf32":
         torch.set_float32_matmul_precision("high")
@@ -42,3 +55,18 @@ def peak(device: torch.device, name: str) -> float:
         return measure_gemm_flops(device, DTYPES[name], SIZE[device.type])[0]
     finally:
         torch.set_float32_matmul_precision(former)
+
+
+def _fp8_peak(device: torch.device, size: int) -> float:
+    one = torch.ones(1, 1, device=device)
+    left, right = (
+        Quantised(torch.randn(size, size, device=device).to(torch.float8_e4m3fn), one, (None, None)) for _ in range(2)
+    )
+    best = inf
+    for _ in range(TRIES):
+        start = time.perf_counter()
+        scaled_mm(left, right, torch.bfloat16, is_forward=True)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        best = min(best, time.perf_counter() - start)
+    return 2.0 * size**3 / best

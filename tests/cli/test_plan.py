@@ -157,14 +157,15 @@ def test_what_is_assumed_is_said(capsys: pytest.CaptureFixture, tmp_path: Path):
 
 
 def test_an_offloaded_optimizer_where_nothing_else_fits(capsys: pytest.CaptureFixture):
-    """It is one of the overrides, and what is not counted of it is said."""
+    """It is one of the overrides, and its update is most of a step of few tokens."""
     found = json.loads(run(capsys, CONFIG, "--machine", "a100-80g", "--world-size", "1", "--top", "1", "--json"))
     (layout,) = found["layouts"]
     assert "optimizer.offload=true" in layout["overrides"]
     assert layout["fits"]
     assert layout["host_bytes"][0] > 0
     assert found["notes"][0].startswith("no layout fits: the smallest takes")
-    assert sum("what an offloaded optimizer takes" in note for note in found["notes"]) == 1
+    assert not any("offloaded optimizer takes" in note for note in found["notes"])
+    assert layout["breakdown"]["optimizer"] > 4.0  # 8B: 240 GB over a rank's share of the host's memory
 
 
 @pytest.mark.parametrize("device", ["auto", "cpu"])
@@ -253,8 +254,8 @@ def test_scaling(capsys: pytest.CaptureFixture, tmp_path: Path):
     assert all(each["fits"] and each["seconds_per_step"] > 0 for each in points)
     stages = "batch.stages=[{from_step: 3, seq_len: 4096, train: [{path: data/long, name: long}]}]"
     notes = (stages, "data.train=[{path: data/short}]", "model.max_positions=4096", "precision.fp4={format: nvfp4}")
-    said = json.loads(run(capsys, *given, *notes, "optimizer.offload=true", "--json"))["notes"]
-    for wanted in ("32000 assumed", "before the first of batch.stages", "emulation", "offloaded optimizer"):
+    said = json.loads(run(capsys, *given, *notes, "--json"))["notes"]
+    for wanted in ("32000 assumed", "before the first of batch.stages", "emulation"):
         assert sum(wanted in note for note in said) == 1, (wanted, said)
     assert not any("hours" in note for note in said)
     with pytest.raises(SystemExit) as ended:

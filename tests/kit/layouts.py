@@ -2,36 +2,50 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
+
 from megalite.config.fill import fill_model
 from megalite.config.schema import Config
 from megalite.config.validate import validate
 from megalite.errors import ConfigError
+from megalite.planner.bounds import Bounds
 from megalite.planner.estimate import Estimate, estimate
-from megalite.planner.layouts import Mesh, layouts
+from megalite.planner.layouts import Candidate, Mesh, layouts
 from megalite.planner.machines import Machine
 from megalite.planner.practice import Practice
-from megalite.planner.search import EQUAL, Bounds
+from megalite.planner.search import EQUAL
 
 
 def best_of_all(base: Config, world_size: int, machine: Machine, practice: Practice, *, top: int) -> list[Estimate]:
     """Of each mesh the leanest of those that are as quick as its quickest, and of these the quickest. No layout takes
     less than its bounds say."""
     bounds, found = Bounds(base, machine, None, practice), dict[Mesh, list[Estimate]]()
-    for layout in layouts(base, fill_model(base.model, base.batch, None), world_size, machine, practice):
-        applied = layout.applied_to(base)
-        try:
-            validate(applied, world_size)
-        except ConfigError:
-            continue
-        overrides = layout.overrides(base)
-        judged = estimate(applied, world_size, machine, overrides=overrides, practice=practice)
-        assert bounds.seconds(layout) <= judged.seconds * (1 + 1e-9), layout
-        assert bounds.memory(layout) <= max(judged.memory), layout
-        if judged.fits:
-            found.setdefault(layout.mesh, []).append(judged)
+    model = fill_model(base.model, base.batch, None)
+    for plain in layouts(base, model, world_size, machine, practice):
+        for layout in (plain, *_with_blocks_again(plain, model.num_layers, practice)):
+            applied = layout.applied_to(base)
+            try:
+                validate(applied, world_size)
+            except ConfigError:
+                break
+            overrides = layout.overrides(base)
+            judged = estimate(applied, world_size, machine, overrides=overrides, practice=practice)
+            assert bounds.seconds(layout) <= judged.seconds * (1 + 1e-9), layout
+            assert bounds.memory(layout) <= max(judged.memory), layout
+            if judged.fits:
+                found.setdefault(layout.mesh, []).append(judged)
+                break
     quickest = {mesh: min(each.seconds for each in alike) for mesh, alike in found.items()}
     best = []
     for mesh in sorted(found, key=quickest.__getitem__)[:top]:
         equal = [each for each in found[mesh] if each.seconds <= quickest[mesh] * (1 + EQUAL)]
         best.append(min(equal, key=lambda each: (max(each.memory), each.seconds)))
     return best
+
+
+def _with_blocks_again(layout: Candidate, num_layers: int, practice: Practice) -> Iterator[Candidate]:
+    """The layout with ever more of its blocks made again, short of all."""
+    if layout.may_make_some_again and practice.makes_some_again:
+        for count in range(1, num_layers // layout.pp):
+            yield replace(layout, blocks_again=count)

@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 
+from megalite.config.plan import make_plan
 from megalite.config.schema import Config
-from megalite.planner.estimate import Estimate, estimate, estimate_if_fits
+from megalite.planner.estimate import Estimate, estimate, memory_if_fits
 from megalite.planner.machines import Machine, load_machine
 from megalite.planner.memory import on_device
+from megalite.planner.practice import OURS
 from megalite.planner.process import process_bytes
 from megalite.planner.search import search
 
@@ -38,7 +40,9 @@ def test_a_process_must_fit_on_a_cpu(parallel: dict[str, Any]):
 
     def judged(memory: float) -> Estimate:
         found = estimate(config, RANKS, with_memory(CPU, memory))
-        assert (estimate_if_fits(config, RANKS, with_memory(CPU, memory)) is not None) == found.fits
+        plan, machine = make_plan(of_cpu, RANKS), with_memory(CPU, memory)
+        taken = memory_if_fits(of_cpu, plan, machine, vocab_size=None, practice=OURS)
+        assert (taken is not None) == found.fits
         return found
 
     taken = judged(8 * GIB)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -9,7 +10,8 @@ import pytest
 from megalite.config.schema import Config, ParallelConfig
 from megalite.config.validate import validate
 from megalite.errors import UserError
-from megalite.planner.estimate import estimate, usable_memory
+from megalite.planner.estimate import TAKEN_BYTES, USABLE, estimate, usable_memory
+from megalite.planner.layouts import first_blocks
 from megalite.planner.machines import Machine, load_machine
 from megalite.planner.nearest import Change, _of_any_layout, best_or_offloaded, refusal, what_helps
 from megalite.planner.search import search
@@ -42,6 +44,28 @@ def test_what_is_said_helps_and_nothing_else(memory_gib: float):
     ranks = int(said.split("--world-size ")[1].split(" ")[0].rstrip(","))
     assert search(base, ranks, machine, top=1).best
     assert not search(base, ranks // 2, machine, top=1).best
+
+
+def test_the_fewest_blocks_that_have_to_be_made_again():
+    """Of a layout's own: with them it fits, with one less it does not; none are named where all are needed."""
+    base = config(precision={"dtype": "bf16"}, parallel={"zero_stage": 3, "engine": "fsdp2"}, train={"compile": "on"})
+
+    def with_again(count: int) -> Config:
+        return base.model_copy(
+            update={"train": base.train.model_copy(update={"recompute_layers": first_blocks(count)})}
+        )
+
+    least, most = (max(estimate(with_again(count), 8, H100).memory) for count in (31, 1))
+    assert least < most
+    for memory in (least + 1, (least + most) // 2, most - 1):
+        machine = H100.model_copy(update={"memory_gib": (memory + TAKEN_BYTES) / USABLE / 2**30})
+        said = what_helps(base, 8, machine, None)
+        count = int(re.findall(r"train.recompute_layers=\[\{mode: full, first: (\d+)\}\]", said)[0])
+        assert estimate(with_again(count), 8, machine).fits
+        assert not estimate(with_again(count - 1), 8, machine).fits
+    least_of_all = max(estimate(with_again(31), 8, H100).memory) - 1
+    machine = H100.model_copy(update={"memory_gib": (least_of_all + TAKEN_BYTES) / USABLE / 2**30})
+    assert "recompute_layers" not in what_helps(base, 8, machine, None)
 
 
 def test_with_an_offloaded_optimizer_where_nothing_else_fits():

@@ -13,8 +13,8 @@ from megalite.config.plan import make_plan
 from megalite.config.schema import ADAPTED, Config, OptimizerConfig
 from megalite.config.validate import validate
 from megalite.errors import ConfigError, UserError
-from megalite.planner.estimate import USABLE_OF_HOST, Estimate, estimate
-from megalite.planner.layouts import layouts
+from megalite.planner.estimate import TAKEN_BYTES, USABLE, USABLE_OF_HOST, Estimate, estimate
+from megalite.planner.layouts import first_blocks, layouts
 from megalite.planner.machines import Machine, load_machine
 from megalite.planner.memory import memory_by_stage, on_device
 from megalite.planner.nearest import refusal
@@ -66,6 +66,30 @@ def test_the_search_finds_the_best_of_all(name: str):
     best = search(base, 8, machine, top=6).best
     assert [each.seconds for each in best] == pytest.approx(sorted(each.seconds for each in expected))
     assert {max(each.memory) for each in best} == {max(each.memory) for each in expected}
+
+
+def test_no_more_blocks_are_made_again_than_have_to_be():
+    """Where a layout just does not fit: with one block less it would not, and all of its blocks would take longer."""
+    base = config(batch=64, num_layers=32)
+    plain = base.model_copy(update={"parallel": base.parallel.model_copy(update={"sequence_parallel": False})})
+    needed = max(estimate(plain, 8, H100).memory)
+    machine = H100.model_copy(update={"memory_gib": (0.9 * needed + TAKEN_BYTES) / USABLE / 2**30})
+    (found,) = (
+        each
+        for each in search(plain, 8, machine, top=9).best
+        if not any(name in override for override in each.overrides for name in ("pp=", "tp=", "cp=", "zero_stage"))
+    )
+    (rules,) = (override for override in found.overrides if "recompute_layers" in override)
+    count = int(rules.split("first: ")[1].rstrip("}]"))
+
+    def with_again(count: int) -> Estimate:
+        train = plain.train.model_copy(update={"recompute_layers": first_blocks(count)})
+        return estimate(plain.model_copy(update={"train": train}), 8, machine)
+
+    assert with_again(count).seconds == pytest.approx(found.seconds)
+    assert with_again(count).fits
+    assert not with_again(count - 1).fits
+    assert with_again(count + 1).seconds > found.seconds
 
 
 def test_weights_are_divided_among_some_nodes():

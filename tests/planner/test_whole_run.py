@@ -10,9 +10,10 @@ from megalite.config.batch_sizes import batch_sizes
 from megalite.config.length_stages import length_stages
 from megalite.config.plan import make_plan
 from megalite.config.schema import Config
-from megalite.planner.estimate import estimate, estimate_if_fits
+from megalite.planner.estimate import estimate, memory_if_fits
 from megalite.planner.machines import load_machine
 from megalite.planner.memory import memory_by_stage, on_device
+from megalite.planner.practice import OURS
 from megalite.planner.whole_run import whole_run
 
 RANKS = 8
@@ -69,5 +70,6 @@ def test_memory_is_that_of_the_longest_sequences():
     found = estimate(config, RANKS, MACHINE)
     assert found.memory == tuple(each.total for each in memory_by_stage(last, make_plan(last, RANKS)))
     assert not found.fits
-    assert estimate_if_fits(config, RANKS, MACHINE) is None
+    of_gpu = on_device(config, "cuda")
+    assert memory_if_fits(of_gpu, make_plan(of_gpu, RANKS), MACHINE, vocab_size=None, practice=OURS) is None
     assert estimate(config_of(100), RANKS, MACHINE).fits

@@ -118,13 +118,15 @@ NOT_RUN = {
             "dist.init_process_group(",
             "return float(torch.cuda.get_device_properties(device).total_",
             'found |= {"host_link": _host_link_rate(bench), "host_memory_',
+            'found["host_bandwidth"] = _copy_rate(bench, "cpu")',
             "host = torch.zeros(COPIED_BYTES, dtype=torch.uint8, pin_memo",
         ),
         CALIBRATION,
     ),
     "megalite/studies/bench.py": {"torch.cuda.synchronize(self.device)": CALIBRATION},
     "megalite/studies/peaks.py": {
-        'tf32 = ("tf32",) if torch.cuda.get_device_capability(device)': CALIBRATION,
+        'since, capability = {"tf32": TF32_SINCE, "fp8": FP8_SINCE}, ': CALIBRATION,
+        "torch.cuda.synchronize(device)": CALIBRATION,
     },
     "megalite/checkpoint/snapshot.py": {
         "torch.cuda.synchronize()  # the copies are queued": "ZeRO-3 over more than 64 ranks, where no part is live",

@@ -105,6 +105,21 @@ def test_what_is_measured_of_a_gpu_alone_runs_here(monkeypatch: pytest.MonkeyPat
     assert "tf32" not in peaks.formats_of(torch.device("cuda"))
 
 
+def test_products_in_fp8_are_measured_of_those_that_have_units(monkeypatch: pytest.MonkeyPatch):
+    """From Ada on, by the product that training asks for; what is no quicker than bf16 is left out of the file, which
+    would be refused with it."""
+    cuda = torch.device("cuda")
+    for capability, has_it in (((8, 0), False), ((8, 9), True), ((9, 0), True)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, found=capability: found)
+        assert ("fp8" in peaks.formats_of(cuda)) == has_it
+    monkeypatch.setitem(peaks.SIZE, "cpu", 64)
+    assert 0.0 < peaks.peak(torch.device("cpu"), "fp8") < 1e12
+    for fp8, expected in ((3.0, {"bf16": 2.0, "fp8": 3.0}), (1.0, {"bf16": 2.0})):
+        monkeypatch.setattr(peaks, "formats_of", lambda _: ("bf16", "fp8"))
+        monkeypatch.setattr(peaks, "peak", lambda _, name, fp8=fp8: {"bf16": 2.0, "fp8": fp8}[name])
+        assert peaks.peaks(torch.device("cpu")) == expected
+
+
 def test_products_are_calibrated_exactly():
     """What may round has a rate of its own in a file, against which products that did not would be slow."""
     config = load_config(Path(TINY[0]), [*TINY[1:], "precision.dtype=fp32", "precision.products=tf32"])
