@@ -15,6 +15,10 @@ NAMES = ("adamw", "lion", "sgd", "schedule_free_adamw", "muon", "soap", "adafact
 LAYOUTS = ({"dp": 2, "zero_stage": 1}, {"tp": 2}, {"dp": 2, "engine": "fsdp2", "zero_stage": 3})
 
 
+FEW = {"model": {"num_layers": 2}, "batch": {"micro_batch_size": 4}}
+"""A gradient is whatever it is: two layers and one or two micro-batches make one."""
+
+
 def weights_after(cases: list[dict[str, Any]], numbers: int | None) -> list[dict[str, torch.Tensor]]:
     """Of this rank after two steps, where so many numbers are a round and a batch; None for as many as there are."""
     with pytest.MonkeyPatch.context() as patch:
@@ -35,10 +39,10 @@ def _trained(sections: dict[str, Any]) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_rounds_change_nothing(layout: dict[str, Any]):
     """One unit a round, and batches that cut weights anywhere, give the weights of a step that is all at once."""
-    cases = [{"optimizer": {"name": name, "weight_decay": 0.1}, "parallel": layout} for name in NAMES]
+    cases = [{"optimizer": {"name": name, "weight_decay": 0.1}, "parallel": layout, **FEW} for name in NAMES]
+    whole = run_ranks(weights_after, 2, cases, None)
     for small in (64, 4096):  # whole vectors of the CPU: it rounds what is left over otherwise
-        whole, cut = (run_ranks(weights_after, 2, cases, numbers) for numbers in (None, small))
-        for of_whole, of_cut in zip(whole, cut, strict=True):
+        for of_whole, of_cut in zip(whole, run_ranks(weights_after, 2, cases, small), strict=True):
             for name, expected, found in zip(NAMES, of_whole, of_cut, strict=True):
                 different = [key for key in expected if not torch.equal(expected[key], found[key])]
                 assert not different, f"{name}, {small} at once: {different}"
