@@ -8,8 +8,7 @@ import itertools
 import pytest
 import torch
 
-from megalite.config.plan import make_plan
-from tests.kit.reference import reference_training
+from tests.engine.plain_curves import Curve, plain_curves
 from tests.kit.spawn import run_ranks
 from tests.kit.train import tiny_config, train
 
@@ -354,21 +353,7 @@ OVER_GLOO = [
 ]
 
 
-def reference_curves(cases: list[dict], steps: int) -> list[list[tuple[float, float]]]:
-    """The plain curve of each case; runs in a rank so that this process never computes."""
-    curves, known = [], {}
-    for case in cases:
-        config = tiny_config(**case)
-        model = make_plan(config, 64).model
-        size = config.batch.micro_batch_size if model.moe is not None else None  # which a loss of routers may go by
-        key = model, config.batch.global_batch_size, size
-        if key not in known:
-            known[key] = reference_training(config, model, steps)
-        curves.append(known[key])
-    return curves
-
-
-def train_cases(cases: list[dict], steps: int) -> list[list[tuple[float, float]]]:
+def train_cases(cases: list[dict], steps: int) -> list[Curve]:
     curves = [train(tiny_config(**case), steps) for case in cases]
     assert torch.nn.functional.linear is LINEAR, "an engine left its own linear behind in torch"
     return curves
@@ -431,7 +416,7 @@ def compare_dense(cases: list[dict], world_size: int) -> None:
 
 
 def compare(cases: list[dict], world_size: int, steps: int, **options: str) -> None:
-    truth = run_ranks(reference_curves, 1, cases, steps)[0]
+    truth = plain_curves(cases, steps)
     ranks = run_ranks(train_cases, world_size, cases, steps, **options)
     complaints = []
     for number, case in enumerate(cases):
