@@ -47,6 +47,8 @@ def of(name: str, ranks: int = 1, **sections) -> Case:
 def updating(name: str, ranks: int = 1, optimizer: dict | None = None, **sections) -> Case:
     """A case of which an optimizer's update takes most."""
     of_optimizer = {"name": name.split()[0], **(optimizer or {})}
+    if name.startswith("muon"):
+        of_optimizer["newton_schulz_steps"] = 2  # each takes as much as the one before
     return of(name, ranks, optimizer=of_optimizer, model=WIDE, batch=FEW_TOKENS, **sections)
 
 
