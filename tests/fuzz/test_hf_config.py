@@ -75,13 +75,28 @@ REFUSED_BY_TRANSFORMERS = "transformers cannot read it"
 UNLIKE_IN_4 = {"deepseek_v2, groups, yarn": "transformers 4 leaves mscale_all_dim out of DeepSeek-V2's attention"}
 
 
-def cases(config: dict[str, Any], harmless: Set[str], rng: random.Random, number: int) -> Iterator[dict[str, Any]]:
-    """The config with one key left out or set to something: every key to everything, of harmless ones only `number`."""
+OFTEN = 40
+"""Of keys that a class' first model has alike so many times as many cases as of harmless ones."""
+
+
+def cases(
+    config: dict[str, Any], harmless: Set[str], first: dict[str, Any], rng: random.Random, number: int
+) -> Iterator[dict[str, Any]]:
+    """The config with one key left out or set to something: every key to everything, of harmless ones only `number`.
+
+    Args:
+        first: the config of this class' first model, if that is another one. What it has alike has been set to
+            everything there; here some of it, by chance.
+    """
     keys = sorted({*config, *HARMLESS, *OTHER_KEYS} - {"model_type"})
     for key in config.keys() - {"model_type"}:
         yield {name: value for name, value in config.items() if name != key}
     some = [(key, value) for key in keys if key in harmless for value in VALUES]
     changes = [(key, value) for key in keys if key not in harmless for value in VALUES]
+    if first != config:
+        alike = [each for each in changes if config.get(each[0], KeyError) == first.get(each[0], KeyError)]
+        others = [each for each in changes if each[0] not in dict(alike)]
+        changes = others + rng.sample(alike, min(OFTEN * number, len(alike)))
     for key, value in changes + rng.sample(some, min(number, len(some))):
         yield {**config, key: copy.deepcopy(value)}
 
@@ -129,13 +144,16 @@ def test_any_key_of_a_config(name: str, num_cases: int, rng: random.Random, tmp_
     path = tmp_path / "config.json"
     config = json.loads(path.read_text())
     known: dict[str, list[Tensor]] = {}
+    of_class = next(other for other in FOREIGN if FOREIGN[other][0] is FOREIGN[name][0])
+    save_foreign(tmp_path / "first", of_class)
+    first = json.loads((tmp_path / "first" / "config.json").read_text())
     family = FAMILIES[config["model_type"]]
     numbers = {key.name for key in family.keys.values() if key.kind is float}  # transformers 5 takes no 1 for 1.0
     numbers |= {key for key, value in config.items() if isinstance(value, float)}
     harmless = HARMLESS | family.harmless
     may_be_unreadable = harmless | numbers | {"auto_map"}
     complaints = []
-    for case in cases(config, harmless, rng, num_cases // 8):
+    for case in cases(config, harmless, first, rng, num_cases // 8):
         path.unlink()  # or a disk would write down each before the next
         path.write_text(json.dumps(case))
         found = what_differs(tmp_path, known)
