@@ -285,7 +285,7 @@ def curves(zero_stage: int, least: int) -> list[tuple[float, float]]:
     engine.BUCKET_NUMBERS, messages.LARGE_BYTES = BUCKET, least
     parallel, precision = {"dp": 4, "zero_stage": zero_stage}, {"reduce_bits": 8 if zero_stage == 0 else None}
     rank = start_rank(tiny_config(parallel=parallel, precision=precision, **MANY_OF_FEW_TOKENS))
-    found = rank.train(0, 4)
+    found = rank.train(0, 2)  # the second step has what the first has gathered
     rank.engine.close()  # whoever ended with messages under way would end them for the others, too
     return found
 
