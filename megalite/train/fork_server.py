@@ -39,11 +39,15 @@ RANK_MEMORY = {
     "MALLOC_MMAP_THRESHOLD_": str(8 * 2**30),
     "MALLOC_TRIM_THRESHOLD_": str(16 * 2**30),
     "MALLOC_TOP_PAD_": str(256 * 2**20),
+    "GLIBC_TUNABLES": "glibc.malloc.tcache_count=0:glibc.malloc.mxfast=0",
     "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128",
     "LRU_CACHE_CAPACITY": "128",
 }
 """What every rank gets, wherever it runs, unless the user has set it: glibc keeps freed memory up to these sizes
-instead of giving it back. It reads them as a process begins, so the server has them too. oneDNN, and PyTorch's way to
+instead of giving it back. It reads them as a process begins, so the server has them too. What it cuts off around a
+tensor so that it begins at a multiple of 64 bytes, it puts among the free memory at once: by itself it hands these bits
+out again one by one, as small objects, and then the next tensor of that size does not fit between them any more, so
+that holes grow from step to step (glibc before 2.38 cuts all of them so). oneDNN, and PyTorch's way to
 it, keep what they have made for so many shapes of products, not for 1,024 each: documents have ever new lengths, and a
 shape takes a quarter of a megabyte in either (docs/config.md)."""
 
