@@ -114,6 +114,12 @@ WRONG = {
         "--pp 0": WHOLE,
         "--out folder": "folder is a folder; name a file",
     },
+    "plan_memory": {
+        "--only one,tpp": "found 'tpp', there are one, ",
+        "--steps 0": WHOLE,
+        "--out nowhere/x": NO_FOLDER,
+        "--out folder": "folder is a folder; name a file",
+    },
     "plan_seconds": {
         "--only one,tpp": "found 'tpp', there are one, ",
         "--passes 0": WHOLE,

@@ -50,15 +50,14 @@ def tensor(size):
     return found
 
 chance = random.Random(0)
-sizes = [2**20 + 64 * chance.randrange(100) for _ in range(64)]
+sizes = [2**20 + 16 * chance.randrange(400) for _ in range(64)]
 tensors = [tensor(size) for size in sizes]
 before = held()
 for _ in range(80):
     for index in range(0, 64, 2):
         libc.free(tensors[index])
-    for size in range(24, 104, 16):
-        for _ in range(16):
-            libc.malloc(size)
+    for _ in range(100):
+        libc.malloc(chance.randrange(24, 104))
     for index in range(0, 64, 2):
         tensors[index] = tensor(sizes[index])
 print(held() - before)
