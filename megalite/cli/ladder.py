@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -257,7 +258,7 @@ def _print(runs: list[RungRun], law: Law, foretold: list[Foretold], best: Best |
         f"{short(round(best.chosen.num_tokens))} tokens: loss {best.interval.value:.4f} "
         f"(95 %: {best.interval.low:.4f} to {best.interval.high:.4f})"
     )
-    typer.echo(f"  {' '.join(overrides_of({**size.settings, 'train.steps': best.steps}))}")
+    typer.echo(f"  {shlex.join(overrides_of({**size.settings, 'train.steps': best.steps}))}")
     for name, number in best.closed_form.items():
         typer.echo(f"  by 6 N D: {name} {number.value:.3g}  (95 %: {number.low:.3g} to {number.high:.3g})")
     warning = far_off(best, max(each.size.num_parameters for each in runs), max(each.num_tokens for each in runs))

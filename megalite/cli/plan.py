@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -168,7 +169,7 @@ def _print(tables: list[Table], notes: list[str], first: Estimate) -> None:
     for note in notes:
         console.print(note, style="dim", soft_wrap=True)
     if first.overrides:
-        console.print("the first: " + " ".join(first.overrides), soft_wrap=True)
+        console.print("the first: " + shlex.join(first.overrides), soft_wrap=True)
 
 
 @app.command()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -27,7 +28,7 @@ def layouts_table(title: str, found: Sequence[Estimate], ranks: int) -> Table:
         beside = f" + {max(each.host) / GIB:.1f} of the host's" if any(each.host) else ""
         memory = f"{max(each.memory) / GIB:.1f}{beside}" + ("" if each.fits else " (does not fit)")
         numbers = f"{each.seconds:.3g}", f"{each.tokens_per_second / ranks:,.0f}", f"{100 * each.mfu:.1f} %", memory
-        table.add_row(str(number), *numbers, each.bound_by, " ".join(each.overrides) or "as it is")
+        table.add_row(str(number), *numbers, each.bound_by, shlex.join(each.overrides) or "as it is")
     return table
 
 
@@ -60,7 +61,7 @@ def scaling_table(title: str, points: Sequence[Point]) -> Table:
         best = point.best
         numbers = f"{best.seconds:.3g}", f"{best.tokens_per_second:,.0f}", f"{100 * best.mfu:.1f} %"
         kept, memory = f"{100 * point.efficiency:.0f} %", f"{max(best.memory) / GIB:.1f}"
-        words = best.bound_by, " ".join(best.overrides) or "as it is"
+        words = best.bound_by, shlex.join(best.overrides) or "as it is"
         table.add_row(f"{point.ranks:,}", f"{point.global_batch_size:,}", *numbers, kept, memory, *words)
     return table
 

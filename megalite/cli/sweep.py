@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -162,7 +163,7 @@ def _print(loaded: SweepConfig, book: SweepBook) -> None:
     if len(records) > BEST_SHOWN:
         typer.echo(f"the best {BEST_SHOWN} of {len(records)}; all are in {loaded.dir / 'sweep.json'}")
     if records and records[0].state == "done":
-        typer.echo(f"best: {' '.join(overrides_of(records[0].point))}")
+        typer.echo(f"best: {shlex.join(overrides_of(records[0].point))}")
 
 
 def _json(loaded: SweepConfig, book: SweepBook) -> str:

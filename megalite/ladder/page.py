@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -138,7 +139,7 @@ def _budget(runs: Sequence[RungRun], law: Law, best: Best | None) -> Markup | No
         tag("p", warning) if warning else None,
         picture([budget_plot(law, best)], stands_alone=False),
         table(["", ""], rows, numbers_from=9, stacked=False),
-        tag("p", tag("code", soft(" ".join(overrides_of({**size.settings, "train.steps": best.steps}))))),
+        tag("p", tag("code", soft(shlex.join(overrides_of({**size.settings, "train.steps": best.steps}))))),
     )
 
 

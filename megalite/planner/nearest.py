@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
@@ -39,9 +40,8 @@ class Change:
         return config
 
     def __str__(self) -> str:
-        """As the command line takes them."""
-        words = ((f"{section}.{key}", as_yaml(value)) for section, key, value in self.settings)
-        return " ".join(f"{key}={value}" for key, value in words)
+        """As a shell takes them."""
+        return shlex.join(f"{section}.{key}={as_yaml(value)}" for section, key, value in self.settings)
 
 
 def best_or_offloaded(
@@ -104,7 +104,7 @@ def refusal(
     if max(found.smallest.memory) <= usable:
         taken, usable = f"{max(found.smallest.host) / 2**30:.1f} GiB a rank of its node's", usable_host_memory(machine)
     return UserError(
-        f"no layout fits: the smallest takes {taken} ({' '.join(found.smallest.overrides)}), and "
+        f"no layout fits: the smallest takes {taken} ({shlex.join(found.smallest.overrides)}), and "
         f"{usable / 2**30:.1f} can be used; " + (f"it fits with {or_(helps)}" if helps else otherwise)
     )
 

@@ -7,6 +7,7 @@ lines    the best at each value of it, where a value was tried more than once
 from __future__ import annotations
 
 import datetime
+import shlex
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -96,7 +97,7 @@ def _summary(settings: SweepConfig, records: Sequence[TrialRecord]) -> Markup:
     best = done[0]
     assert best.value is not None, "a trial that is done has one"
     tiles.insert(0, tile(f"best {settings.metric}", f"{best.value:.4f}", f"trial {best.number}"))
-    lines = tag("p", "The best settings: ", tag("code", soft(" ".join(overrides_of(best.point)))))
+    lines = tag("p", "The best settings: ", tag("code", soft(shlex.join(overrides_of(best.point)))))
     return join(tag("div", *tiles, class_="tiles"), lines)
 
 

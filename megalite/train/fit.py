@@ -9,6 +9,7 @@ fits narrowly may still not. On GPUs every rank asks its own device.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -123,7 +124,7 @@ def _nearest(config: Config, plan: RunPlan) -> Iterator[tuple[str, Config, RunPl
             other_plan = make_plan(other, world_size, plan.model.vocab_size)
         except ConfigError:
             continue
-        words = " ".join(f"{key}={'[]' if value == () else value}" for key, value in change.items())
+        words = shlex.join(f"{key}={'[]' if value == () else value}" for key, value in change.items())
         yield words, other, other_plan
 
 

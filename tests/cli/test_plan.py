@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -166,6 +167,19 @@ def test_an_offloaded_optimizer_where_nothing_else_fits(capsys: pytest.CaptureFi
     assert found["notes"][0].startswith("no layout fits: the smallest takes")
     assert not any("offloaded optimizer takes" in note for note in found["notes"])
     assert layout["breakdown"]["optimizer"] > 4.0  # 8B: 240 GB over a rank's share of the host's memory
+
+
+def test_a_shell_takes_what_is_printed(capsys: pytest.CaptureFixture):
+    """The last line, with some blocks made again, whose rule has spaces and brackets: the same layout as it is."""
+    given = (CONFIG, "--machine", "h100-sxm", "--world-size", "1", "--vocab-size", "128256")
+    *_, last = run(capsys, *given, "--top", "1").splitlines()
+    assert "'train.recompute_layers=[{mode: full, first: 3}]'" in last
+    overrides = shlex.split(last.removeprefix("the first: "))
+    (pasted,) = json.loads(run(capsys, *given, *overrides, "--as-is", "--json"))["layouts"]
+    (found,) = json.loads(run(capsys, *given, "--top", "1", "--json"))["layouts"]
+    assert found["overrides"] == overrides
+    assert pasted["seconds_per_step"] == pytest.approx(found["seconds_per_step"])
+    assert pasted["fits"]
 
 
 @pytest.mark.parametrize("device", ["auto", "cpu"])
