@@ -7,7 +7,7 @@ from dataclasses import replace
 from math import ceil
 
 from megalite.config.fill import fill
-from megalite.config.plan import make_plan
+from megalite.config.plan import chunk_blocks, make_plan, place_chunks
 from megalite.config.schema import Config
 from megalite.config.stream import stream_tokens
 from megalite.config.trained import trained_parts
@@ -37,10 +37,10 @@ class Bounds:
     ):
         self._base, self._machine, self._vocab_size, self._practice = base, machine, vocab_size, practice
         self._has_frozen = any(group.frozen for group in base.optimizer.groups)
-        model = fill(base, vocab_size)
-        self._num_layers = model.num_layers
+        self._model = model = fill(base, vocab_size)
         self._are_alike = len(set(model.kinds())) == 1 and not model.num_predictions and not self._has_frozen
-        """Blocks, in their seconds and in what they keep."""
+        """Whether blocks are, in their seconds and in what they keep."""
+        self._splits: dict[tuple[int, str, int | None], tuple[int, ...]] = {}
         self._of_micro_batches: MicroBatches = {} if known is None else known
         self._of_engines: dict[tuple[int, ...], tuple[int, int]] = {}
         self._compiles: bool | None = None
@@ -69,10 +69,10 @@ class Bounds:
             return 1.0
         return (layout.chunks + 1) / layout.chunks - 1 / (layout.chunks * layout.pp)
 
-    def fewest_again(self, layout: Candidate, most: float) -> int | None:
+    def least_again(self, layout: Candidate, most: float) -> int | None:
         """Of each stage's blocks, at least how many have to be made again for a layout that makes nothing again to
-        take so few bytes; None where it takes more even with all but one."""
-        all_but_one = self._num_layers // layout.pp - 1
+        take so few bytes; None where it takes more even with all but one of the fullest stage."""
+        all_but_one = self.most_again(layout)
         if all_but_one < 1 or self.memory(replace(layout, blocks_again=all_but_one)) > most:
             return None
         nothing = self.memory(layout)
@@ -80,6 +80,21 @@ class Bounds:
             return 1  # by this bound it fits
         of_one = nothing - self.memory(replace(layout, blocks_again=1))
         return min(all_but_one, ceil((nothing - most) / of_one))
+
+    def most_again(self, layout: Candidate) -> int:
+        """All blocks of a layout's fullest stage but one."""
+        return max(self._blocks_by_stage(layout)) - 1
+
+    def _blocks_by_stage(self, layout: Candidate) -> tuple[int, ...]:
+        key = layout.pp, layout.schedule, layout.chunks
+        if key not in self._splits:
+            parallel, counts = layout.applied_to(self._base).parallel, [0] * layout.pp
+            placement = place_chunks(parallel, None)
+            chunks = chunk_blocks(parallel, self._model, self._base.batch.seq_len, placement)
+            for rank, (first, stop) in zip(placement.ranks, chunks, strict=True):
+                counts[rank] += stop - first
+            self._splits[key] = tuple(counts)
+        return self._splits[key]
 
     def is_repeated(self, layout: Candidate) -> bool:
         """Whether it is another one in other words: compiled blocks do under `none` what `selective` says."""
@@ -96,8 +111,9 @@ class Bounds:
         seconds_of_all, kept_of_all = self._of_uniform(layout, "full")
         if not self._are_alike:  # the first may be the cheapest, and those that keep most
             return seconds, kept_of_all
-        share = min(1.0, layout.blocks_again * layout.pp / self._num_layers)
-        gone = min(1.0, share * _of_first_chunk(layout))
+        blocks = self._blocks_by_stage(layout)
+        share = sum(min(layout.blocks_again, each) for each in blocks) / self._model.num_layers
+        gone = min(1.0, layout.blocks_again / blocks[0] * _of_first_chunk(layout))
         return seconds + share * (seconds_of_all - seconds), kept - gone * (kept - kept_of_all)
 
     def _of_uniform(self, layout: Candidate, recompute: str) -> tuple[float, float]:

@@ -30,7 +30,7 @@ def left_out_of_steps(config: Config, machine: Machine) -> list[str]:
 
 def _of_offloaded_optimizer(config: Config, machine: Machine) -> list[str]:
     if not is_offloaded(config, machine):
-        missing = "host_bandwidth" if machine.host_bandwidth is None else "host_link"
+        missing = " and no ".join(name for name in ("host_link", "host_bandwidth") if getattr(machine, name) is None)
         return [
             "what an offloaded optimizer takes, on the host and to the device and back, is not counted: the machine "
             f"has no {missing}"

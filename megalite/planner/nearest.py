@@ -39,9 +39,14 @@ class Change:
             config = config.model_copy(update={section: changed})
         return config
 
+    @property
+    def overrides(self) -> tuple[str, ...]:
+        """As the command line takes them."""
+        return tuple(f"{section}.{key}={as_yaml(value)}" for section, key, value in self.settings)
+
     def __str__(self) -> str:
-        """As a shell takes them."""
-        return shlex.join(f"{section}.{key}={as_yaml(value)}" for section, key, value in self.settings)
+        """The same, as a shell takes them."""
+        return shlex.join(self.overrides)
 
 
 def best_or_offloaded(
@@ -60,7 +65,7 @@ def best_or_offloaded(
     best = search(away.applied_to(config), world_size, machine, top=top, vocab_size=vocab_size).best
     if not best:
         raise why
-    shown = [replace(each, overrides=(*each.overrides, str(away))) for each in best]
+    shown = [replace(each, overrides=(*each.overrides, *away.overrides)) for each in best]
     return shown, [f"{why}; what is shown has {away}"]
 
 
@@ -123,7 +128,7 @@ def what_helps(config: Config, world_size: int, machine: Machine, vocab_size: in
     helps = _that_help(config, [*_of_own_layout(config, machine), *_of_any_layout(config, machine)], fits)
     if config.train.recompute == "none" and "train.recompute=full" in helps:
         plan = make_plan(config, world_size, vocab_size)
-        helps[:0] = _fewest_again(config, min(len(plan.blocks_of(stage)) for stage in range(plan.pp)), fits)
+        helps[:0] = _fewest_again(config, max(len(plan.blocks_of(stage)) for stage in range(plan.pp)), fits)
     if more := _more_replicas(config, world_size, fits):
         helps.insert(0, more)
     others = "without --as-is other layouts are looked at"

@@ -2,8 +2,9 @@
 back.
 
 The native engine sends the sums of a step's gradients there when they are whole, and rounded weights back when all are
-updated: nothing hides either. FSDP2 keeps its rows of the weights there, too: they go to the device for each gather,
-and gradients come back behind each backward pass, behind which others compute.
+updated: nothing hides either. FSDP2 keeps its rows of the weights there, too: they go to the device for each gather.
+Gradients of a step's first micro-batch come back behind its backward pass; those of all others the host waits for,
+since it adds them up (torch 2.13, `_fsdp_collectives.foreach_reduce`).
 """
 
 from __future__ import annotations
@@ -13,13 +14,17 @@ from megalite.config.schema import Config
 from megalite.planner.machines import Machine
 
 UPDATE_RATE = 0.5
-"""Of an update on the host, over its memory's bandwidth: what one run on an H200 with 16 cores had (1.3B, a step of
-1.71 s in place of 0.54, docs/benchmarks/gpu.md). No other has been measured."""
+"""Of an update on the host, over the bandwidth that a machine's file says: with an eighth of a DGX H200's, one run on
+an H200 with 16 cores is met (1.3B, a step of 1.71 s in place of 0.52, docs/benchmarks/gpu.md). No other has been
+measured, nor one whose bandwidth is what `calibrate` has measured."""
+ADDED_BYTES = 3 * FP32_BYTES
+"""Of a number that the host adds up: the sum and what has come read, the sum written."""
 
 
 def is_offloaded(config: Config, machine: Machine) -> bool:
     """Whether the optimizer is in another memory than the weights, and the machine's file says how quick that is."""
-    return config.optimizer.offload and machine.host_link is not None and machine.host_bandwidth is not None
+    is_known = machine.host_link is not None and machine.host_bandwidth is not None
+    return config.optimizer.offload and machine.device_type != "cpu" and is_known
 
 
 def update_seconds(moved: float, machine: Machine) -> float:
@@ -33,9 +38,19 @@ def there_and_back(config: Config, machine: Machine, updated: float) -> float:
     return updated * (FP32_BYTES + ELEMENT_BYTES[config.precision.dtype]) / _rate(machine)
 
 
-def with_gathers(machine: Machine, gathered: float, reduced: float) -> float:
-    """Of FSDP2's rows to the device, and of their gradients to the host: so many numbers each."""
-    return FP32_BYTES * (gathered + reduced) / _rate(machine)
+def to_the_device(machine: Machine, gathered: float) -> float:
+    """Of FSDP2's rows: so many numbers."""
+    return FP32_BYTES * gathered / _rate(machine)
+
+
+def to_the_host(machine: Machine, reduced: float) -> float:
+    """Of the gradients of such rows."""
+    return FP32_BYTES * reduced / _rate(machine)
+
+
+def added_up(machine: Machine, reduced: float) -> float:
+    """Of gradients that have come, to those of former micro-batches."""
+    return update_seconds(ADDED_BYTES * reduced, machine)
 
 
 def _rate(machine: Machine) -> float:

@@ -43,15 +43,12 @@ class Practice:
     """Of its pipelines."""
     least_stages_of_chunks: int = 2
     """Of a pipeline whose stages have several chunks in turns."""
-    recomputes: frozenset[str] = frozenset({"none", "selective", "full", "some"})
-    """Ways to make activations again: those of `train.recompute`, and some blocks whole and of others nothing."""
+    recomputes: frozenset[str] = frozenset({"none", "selective", "full"})
+    """Ways to make activations again."""
+    makes_some_again: bool = True
+    """Some blocks may be made again whole, and of the others nothing."""
     offloads: bool = True
     """Inputs of blocks may wait in the host's memory."""
-
-    @property
-    def makes_some_again(self) -> bool:
-        """Whether some blocks may be made again whole, and of the others nothing."""
-        return {"none", "full", "some"} <= self.recomputes
 
 
 OURS = Practice()

@@ -22,7 +22,14 @@ from megalite.parallel.schedules.kinds import SCHEDULES
 from megalite.planner.holdings import numbers_by_stage, update_multiply_adds
 from megalite.planner.links import leaves_node, rate_over
 from megalite.planner.machines import Machine
-from megalite.planner.offloaded import is_offloaded, there_and_back, update_seconds, with_gathers
+from megalite.planner.offloaded import (
+    added_up,
+    is_offloaded,
+    there_and_back,
+    to_the_device,
+    to_the_host,
+    update_seconds,
+)
 from megalite.planner.practice import Practice
 from megalite.planner.replica_traffic import ReplicaBytes, bytes_by_stage, gathered_once, gradient_bytes
 
@@ -66,12 +73,14 @@ def between_steps(
 
 
 def _beside_gathers(config: Config, plan: RunPlan, machine: Machine, backward: float) -> float:
-    """What passes do not hide of the way that FSDP2's rows take from the host, and their gradients to it."""
+    """Of the way that FSDP2's rows take from the host, and gradients to it, what passes do not hide; and what the host
+    adds up."""
     once, count = gathered_once(config, plan), plan.grad_accum_steps
     numbers = ((2 * each.parameters - once, each.trained) for each in numbers_by_stage(config, plan))
-    gathered, reduced = (count * max(each) / _num_shards(config, plan) for each in zip(*numbers, strict=True))
-    taken = with_gathers(machine, gathered, reduced)
-    return max(taken - 1.5 * count * backward, VISIBLE * taken)
+    gathered, reduced = (max(each) / _num_shards(config, plan) for each in zip(*numbers, strict=True))
+    behind = count * to_the_device(machine, gathered) + to_the_host(machine, reduced)
+    awaited = (count - 1) * (to_the_host(machine, reduced) + added_up(machine, reduced))
+    return max(behind - 1.5 * count * backward, VISIBLE * behind) + awaited
 
 
 def _num_shards(config: Config, plan: RunPlan) -> int:

@@ -3,7 +3,7 @@
 All layouts are put in order by a lower bound of their time, which is quick: the work of a stage, and the bubble that no
 order of passes avoids. What cannot fit, by a lower bound of its memory, is passed over. The others are judged one by
 one, memory, time and legality, until no layout that is left could be among the best. What does not fit if nothing is
-made again is tried with the fewest blocks of each stage with which it does.
+made again is tried with the fewest blocks of each stage with which it does (`Candidate.may_make_some_again`).
 
 Of layouts that share ranks alike, and differ in micro-batch, schedule or recomputation, one is shown: of those that are
 as quick as the quickest, as far as this clock can tell, the one that takes the least memory.
@@ -47,7 +47,7 @@ class Search:
     smallest: Estimate | None
     """Where none fits, the one that lacks the fewest bytes; None where no layout is legal."""
     num_layouts: int
-    """That were looked at."""
+    """That were looked at, those that make some blocks again left out."""
     complaint: str = ""
     """Why a layout was refused, where all were."""
     usable: int = 0
@@ -89,8 +89,8 @@ def search(
     too_large = (each for each in legal if each.may_make_some_again and each not in fitting)
     with_some = _with_some_again(too_large, bounds, best, most) if practice.makes_some_again else ()
     for layout in _promising(with_some, bounds, best, most):
-        most_again, limit = model.num_layers // layout.pp - 1, best.limit_of(layout.mesh)
-        if fitted := judge.with_fewest_again(layout, most_again, bounds.seconds, limit):
+        limit = best.limit_of(layout.mesh)
+        if fitted := judge.with_fewest_again(layout, bounds.most_again(layout), bounds.seconds, limit):
             best.add(layout.mesh, judge.timed(fitted, limit))
     if chosen := best.chosen():
         return Search(chosen, None, len(legal))
@@ -102,7 +102,7 @@ def _smallest(layouts: Sequence[Candidate], judge: _Judge) -> tuple[Estimate | N
     """Of layouts in order of what they take at least, the one that lacks the fewest bytes; or why all are refused."""
     complaint, judged = "", list[Estimate]()
     for layout in layouts:
-        found = judge.any(layout)
+        found = judge.judged(layout)
         if isinstance(found, ConfigError):
             complaint = complaint or found.problems[0]
         else:
@@ -130,7 +130,7 @@ def _promising(layouts: Iterable[Candidate], bounds: Bounds, best: Quickest, mos
 def _with_some_again(layouts: Iterable[Candidate], bounds: Bounds, best: Quickest, most: float) -> Iterator[Candidate]:
     """Layouts that take too much, with as many blocks made again as they have to by their bounds, at least."""
     for layout in layouts:
-        if bounds.seconds(layout) < best.limit_of(layout.mesh) and (count := bounds.fewest_again(layout, most)):
+        if bounds.seconds(layout) < best.limit_of(layout.mesh) and (count := bounds.least_again(layout, most)):
             yield replace(layout, blocks_again=count)
 
 
@@ -144,7 +144,7 @@ class _Judge:
     vocab_size: int | None
     practice: Practice
 
-    def any(self, layout: Candidate) -> Estimate | ConfigError:
+    def judged(self, layout: Candidate) -> Estimate | ConfigError:
         """Whether it fits or not; or why it is refused."""
         try:
             config = self._checked(layout)
@@ -246,9 +246,9 @@ class Quickest:
         return quickest[self._top - 1] if len(quickest) >= self._top else inf
 
     def limit_of(self, mesh: Mesh) -> float:
-        """Seconds that a layout of a mesh has to stay below."""
+        """Seconds that a layout of a mesh has to stay below, to be quicker or as quick."""
         known = self._found.get(mesh)
-        return self.limit if known is None else min(self.limit, known[0].seconds) * (1 + EQUAL)
+        return min(self.limit, inf if known is None else known[0].seconds) * (1 + EQUAL)
 
     def add(self, mesh: Mesh, layout: Estimate | None) -> None:
         """One that fits; None for one that takes as long as its mesh may not."""

@@ -44,7 +44,7 @@ from megalite.parallel.messages import begin_gather, begin_scatter_sum
 from megalite.planner.machines import Constants, Machine
 from megalite.planner.seconds import ATTENTION_BACKWARD, micro_batch_seconds
 from megalite.studies.bench import BLOCKS, DTYPES, NEARLY_NONE, Bench
-from megalite.studies.peaks import peaks
+from megalite.studies.peaks import peaks, worth_planning_with
 from megalite.train.fork_server import RANK_MEMORY
 from megalite.train.signals import hear, held
 
@@ -164,8 +164,7 @@ def _measure(
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     hear()
     device = torch.device("cuda", rank) if device_type == "cuda" else torch.device("cpu")
-    if device_type == "cpu":
-        torch.set_num_threads(max(1, num_cores() // num_ranks))
+    torch.set_num_threads(max(1, num_cores() // num_ranks))  # a GPU's rank copies in the host's memory with them
     dist.init_process_group(
         "nccl" if device_type == "cuda" else "gloo",
         store=dist.FileStore(store, num_ranks),
@@ -179,7 +178,7 @@ def _measure(
     bandwidth = _copy_rate(bench)
     dist.barrier()
     of_products = _rate_of_products(bench, tokens, bandwidth)
-    flops[name] = max(flops[name], of_products)
+    flops = worth_planning_with(flops | {name: max(flops[name], of_products)})
     dist.barrier()
     attention = _attention(bench, tokens, of_products)
     dist.barrier()

@@ -29,10 +29,12 @@ def peaks(device: torch.device) -> dict[str, float]:
     may not round."""
     let_products_round("fp32", device.type)
     choose_gemm(device.type, torch.float32)
-    found = {each: peak(device, each) for each in formats_of(device)}
-    if found.get("fp8", inf) < found["bf16"]:
-        del found["fp8"]  # products that gain nothing are none to plan with
-    return found
+    return {each: peak(device, each) for each in formats_of(device)}
+
+
+def worth_planning_with(found: dict[str, float]) -> dict[str, float]:
+    """FLOP/s by format, without FP8 where it gains nothing."""
+    return {name: flops for name, flops in found.items() if name != "fp8" or flops >= found["bf16"]}
 
 
 def formats_of(device: torch.device) -> tuple[str, ...]:

@@ -23,6 +23,7 @@ def best_of_all(base: Config, world_size: int, machine: Machine, practice: Pract
     bounds, found = Bounds(base, machine, None, practice), dict[Mesh, list[Estimate]]()
     model = fill_model(base.model, base.batch, None)
     for plain in layouts(base, model, world_size, machine, practice):
+        fitting: Estimate | None = None
         for layout in (plain, *_with_blocks_again(plain, model.num_layers, practice)):
             applied = layout.applied_to(base)
             try:
@@ -30,12 +31,14 @@ def best_of_all(base: Config, world_size: int, machine: Machine, practice: Pract
             except ConfigError:
                 break
             overrides = layout.overrides(base)
+            if fitting is not None and layout.blocks_again < model.num_layers - 1:
+                continue
             judged = estimate(applied, world_size, machine, overrides=overrides, practice=practice)
             assert bounds.seconds(layout) <= judged.seconds * (1 + 1e-9), layout
             assert bounds.memory(layout) <= max(judged.memory), layout
-            if judged.fits:
+            if judged.fits and fitting is None:
+                fitting = judged
                 found.setdefault(layout.mesh, []).append(judged)
-                break
     quickest = {mesh: min(each.seconds for each in alike) for mesh, alike in found.items()}
     best = []
     for mesh in sorted(found, key=quickest.__getitem__)[:top]:
@@ -47,5 +50,5 @@ def best_of_all(base: Config, world_size: int, machine: Machine, practice: Pract
 def _with_blocks_again(layout: Candidate, num_layers: int, practice: Practice) -> Iterator[Candidate]:
     """The layout with ever more of its blocks made again, short of all."""
     if layout.may_make_some_again and practice.makes_some_again:
-        for count in range(1, num_layers // layout.pp):
+        for count in range(1, num_layers):
             yield replace(layout, blocks_again=count)

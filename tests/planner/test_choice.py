@@ -80,4 +80,5 @@ def test_theirs_is_among_the_first_of_theirs(run: PublishedRun):
 def made_again_alike(run: PublishedRun) -> Practice:
     """Compiled blocks do under `none` what `selective` says, which the search then passes over."""
     mode = run.config.train.recompute
-    return replace(run.practice, recomputes=frozenset({mode, "none"} if run.config.train.compile == "on" else {mode}))
+    recomputes = frozenset({mode, "none"} if run.config.train.compile == "on" else {mode})
+    return replace(run.practice, recomputes=recomputes, makes_some_again=False)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from megalite.config.plan import make_plan
 from megalite.config.schema import Config, ParallelConfig
 from megalite.config.validate import validate
 from megalite.errors import UserError
@@ -66,6 +67,18 @@ def test_the_fewest_blocks_that_have_to_be_made_again():
     least_of_all = max(estimate(with_again(31), 8, H100).memory) - 1
     machine = H100.model_copy(update={"memory_gib": (least_of_all + TAKEN_BYTES) / USABLE / 2**30})
     assert "recompute_layers" not in what_helps(base, 8, machine, None)
+
+
+def test_the_fewest_blocks_of_stages_of_unlike_sizes():
+    """As many as the fullest stage has, less one."""
+    base = config(precision={"dtype": "bf16"}, parallel={"pp": 4, "dp": 1}, train={"compile": "on"})
+    base = base.model_copy(update={"model": base.model.model_copy(update={"num_layers": 18, "vocab_size": 256000})})
+    most = max(len(make_plan(base, 4).blocks_of(stage)) for stage in range(4)) - 1
+    assert most > 18 // 4 - 1
+    train = base.train.model_copy(update={"recompute_layers": first_blocks(most)})
+    taken = max(estimate(base.model_copy(update={"train": train}), 4, H100).memory)
+    machine = H100.model_copy(update={"memory_gib": (taken + 1 + TAKEN_BYTES) / USABLE / 2**30})
+    assert f"first: {most}}}]" in what_helps(base, 4, machine, None)
 
 
 def test_with_an_offloaded_optimizer_where_nothing_else_fits():

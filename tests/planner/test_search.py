@@ -14,13 +14,13 @@ from megalite.config.schema import ADAPTED, Config, OptimizerConfig
 from megalite.config.validate import validate
 from megalite.errors import ConfigError, UserError
 from megalite.planner.estimate import TAKEN_BYTES, USABLE, USABLE_OF_HOST, Estimate, estimate
-from megalite.planner.layouts import first_blocks, layouts
+from megalite.planner.layouts import Candidate, first_blocks, layouts
 from megalite.planner.machines import Machine, load_machine
 from megalite.planner.memory import memory_by_stage, on_device
 from megalite.planner.nearest import refusal
 from megalite.planner.practice import OURS, Practice
 from megalite.planner.published import BEFORE_FLASH
-from megalite.planner.search import search
+from megalite.planner.search import EQUAL, Quickest, search
 from megalite.planner.seconds import step_time
 from tests.kit.layouts import best_of_all
 
@@ -52,6 +52,7 @@ MODELS = {
         update={"optimizer": OptimizerConfig(groups=[{"match": ["blocks.[012].*"], "frozen": True}, ADAPTED])}
     ),
     "few micro-batches of uneven stages": config(batch=4, seq_len=8192, num_layers=5, vocab_size=128000),
+    "stages of unlike sizes": config(batch=48, hidden_size=1024, num_layers=6, vocab_size=256000, seq_len=8192),
     "offloaded": config().model_copy(update={"optimizer": OptimizerConfig(offload=True)}),
 }
 
@@ -90,6 +91,56 @@ def test_no_more_blocks_are_made_again_than_have_to_be():
     assert with_again(count).fits
     assert not with_again(count - 1).fits
     assert with_again(count + 1).seconds > found.seconds
+
+
+def test_stages_of_unlike_sizes_make_all_but_one_again():
+    """The fullest has more blocks than the mean: so many are tried."""
+    base = config(batch=16, num_layers=16, vocab_size=256000)
+    layout = {"pp": 4, "dp": 1, "tp": 1, "sequence_parallel": False, "schedule": "1f1b", "engine": "native"}
+
+    def of(count: int) -> Config:
+        train = base.train.model_copy(update={"recompute_layers": first_blocks(count)})
+        return base.model_copy(update={"parallel": Config(parallel=layout).parallel, "train": train})
+
+    blocks = [len(make_plan(of(0), 4).blocks_of(stage)) for stage in range(4)]
+    most = max(blocks) - 1
+    assert most > base.model.num_layers // 4 - 1
+    needed = max(estimate(of(most), 4, H100).memory)
+    assert needed < max(estimate(of(most - 1), 4, H100).memory)
+    machine = H100.model_copy(update={"memory_gib": (needed + TAKEN_BYTES + 1) / USABLE / 2**30})
+    expected, found = best_of_all(base, 4, machine, OURS, top=9), search(base, 4, machine, top=9).best
+    assert sorted(each.seconds for each in found) == pytest.approx(sorted(each.seconds for each in expected))
+
+
+def test_one_sequence_at_a_time_is_enough(monkeypatch: pytest.MonkeyPatch):
+    """Where weights are whole: with some blocks made again of larger micro-batches, too, nothing is quicker."""
+    for base in (config(batch=64, num_layers=32), config(batch=64, seq_len=1024, num_layers=32)):
+        needed = 0.9 * max(estimate(base, 8, H100).memory) + TAKEN_BYTES
+        machine = H100.model_copy(update={"memory_gib": needed / USABLE / 2**30})
+        found = search(base, 8, machine, top=9).best
+        assert any("recompute_layers" in override for each in found for override in each.overrides)
+        with monkeypatch.context() as patched:
+            patched.setattr(Candidate, "may_make_some_again", property(lambda each: each.recompute == "none"))
+            of_all = search(base, 8, machine, top=9).best
+        assert [each.seconds for each in found] == pytest.approx([each.seconds for each in of_all], rel=EQUAL)
+
+
+def test_the_leanest_of_those_that_are_as_quick():
+    """Whichever comes first, and however near to what others take."""
+
+    def layout(seconds: float, memory: int) -> Estimate:
+        return Estimate((), seconds, 1.0, 0.5, (memory,), (0,), True, {})
+
+    one, other = (1, 1, 1, 1, 8, False), (2, 1, 1, 1, 4, False)
+    best = Quickest(1)
+    best.add(one, layout(1.0, 50))
+    assert best.limit_of(other) == pytest.approx(1.0 * (1 + EQUAL))
+    for seconds, memory in ((1.002, 10), (0.999, 90), (1.1, 1)):
+        if seconds < best.limit_of(other):
+            best.add(other, layout(seconds, memory))
+    best.add(other, None)
+    (chosen,) = best.chosen()
+    assert (chosen.seconds, chosen.memory) == (1.002, (10,))
 
 
 def test_weights_are_divided_among_some_nodes():

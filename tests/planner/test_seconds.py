@@ -14,11 +14,27 @@ from megalite.parallel.schedules.files import write_schedule
 from megalite.planner import replica_seconds
 from megalite.planner.machines import ATTENTION_RATE, Constants, Machine, load_machine
 from megalite.planner.practice import OURS, Practice
-from megalite.planner.seconds import ATTENTION_BACKWARD, StepTime, step_time, step_timeline
+from megalite.planner.seconds import ATTENTION_BACKWARD, StepTime, step_time, step_time_below, step_timeline
 from megalite.planner.traffic import traffic_by_stage
 
 H100 = load_machine("h100-sxm")
 MODEL = {"hidden_size": 4096, "num_layers": 32, "num_heads": 32, "ffn_hidden_size": 11008, "vocab_size": 32000}
+
+
+def test_a_limit_ends_the_count():
+    """Below it nothing differs; at it, or above what is known before all is, there is no answer."""
+    for layout in ({}, {"pp": 2, "schedule": "1f1b"}):
+        base = Config(
+            model={"hidden_size": 512, "num_layers": 4, "num_heads": 8, "ffn_hidden_size": 1408, "vocab_size": 32000},
+            parallel=layout,
+            batch={"global_batch_size": 8, "micro_batch_size": 1, "seq_len": 2048},
+            train={"steps": 1},
+        )
+        plan, machine = make_plan(base, 2), load_machine("h100-sxm")
+        found = step_time(base, plan, machine)
+        assert step_time_below(1.001 * found.seconds, base, plan, machine) == found
+        for share in (0.999, 0.5):
+            assert step_time_below(share * found.seconds, base, plan, machine) is None
 
 
 def config_of(**sections: Any) -> Config:

@@ -115,9 +115,7 @@ def test_products_in_fp8_are_measured_of_those_that_have_units(monkeypatch: pyte
     monkeypatch.setitem(peaks.SIZE, "cpu", 64)
     assert 0.0 < peaks.peak(torch.device("cpu"), "fp8") < 1e12
     for fp8, expected in ((3.0, {"bf16": 2.0, "fp8": 3.0}), (1.0, {"bf16": 2.0})):
-        monkeypatch.setattr(peaks, "formats_of", lambda _: ("bf16", "fp8"))
-        monkeypatch.setattr(peaks, "peak", lambda _, name, fp8=fp8: {"bf16": 2.0, "fp8": fp8}[name])
-        assert peaks.peaks(torch.device("cpu")) == expected
+        assert peaks.worth_planning_with({"bf16": 2.0, "fp8": fp8}) == expected
 
 
 def test_products_are_calibrated_exactly():

@@ -278,11 +278,6 @@ MUTANTS = (
         "corpus/stations/test_changed_inputs.py",
     ),
     Mutant("planner/bounds.py", " * (1 - hidden)", "", "planner/test_search.py"),
-    Mutant(
-        "planner/search.py",
-        "most_again, limit = model.num_layers // layout.pp - 1,",
-        "most_again, limit = 1,",
-        "planner/test_search.py",
-    ),
+    Mutant("planner/bounds.py", "max(self._blocks_by", "min(self._blocks_by", "planner/test_search.py"),
     Mutant("planner/offloaded.py", "(FP32_BYTES + ELEMENT_BYTES", "(ELEMENT_BYTES", "planner/test_offloaded.py"),
 )
