@@ -71,19 +71,20 @@ class Bounds:
 
     def least_again(self, layout: Candidate, most: float) -> int | None:
         """Of each stage's blocks, at least how many have to be made again for a layout that makes nothing again to
-        take so few bytes; None where it takes more even with all but one of the fullest stage."""
-        all_but_one = self.most_again(layout)
-        if all_but_one < 1 or self.memory(replace(layout, blocks_again=all_but_one)) > most:
+        take so few bytes; None where it takes more even with as many as may be."""
+        most_again = self.most_again(layout)
+        if most_again < 1 or self.memory(replace(layout, blocks_again=most_again)) > most:
             return None
         nothing = self.memory(layout)
         if nothing <= most:
             return 1  # by this bound it fits
         of_one = nothing - self.memory(replace(layout, blocks_again=1))
-        return min(all_but_one, ceil((nothing - most) / of_one))
+        return min(most_again, ceil((nothing - most) / of_one))
 
     def most_again(self, layout: Candidate) -> int:
-        """All blocks of a layout's fullest stage but one."""
-        return max(self._blocks_by_stage(layout)) - 1
+        """All blocks of a layout's fullest stage but one; where blocks predict further ahead, which are not among them,
+        all."""
+        return max(self._blocks_by_stage(layout)) - (0 if self._model.num_predictions else 1)
 
     def _blocks_by_stage(self, layout: Candidate) -> tuple[int, ...]:
         key = layout.pp, layout.schedule, layout.chunks

@@ -128,7 +128,8 @@ def what_helps(config: Config, world_size: int, machine: Machine, vocab_size: in
     helps = _that_help(config, [*_of_own_layout(config, machine), *_of_any_layout(config, machine)], fits)
     if config.train.recompute == "none" and "train.recompute=full" in helps:
         plan = make_plan(config, world_size, vocab_size)
-        helps[:0] = _fewest_again(config, max(len(plan.blocks_of(stage)) for stage in range(plan.pp)), fits)
+        fullest = max(len(plan.blocks_of(stage)) for stage in range(plan.pp))
+        helps[:0] = _fewest_again(config, fullest + (1 if plan.model.num_predictions else 0), fits)
     if more := _more_replicas(config, world_size, fits):
         helps.insert(0, more)
     others = "without --as-is other layouts are looked at"
@@ -136,8 +137,8 @@ def what_helps(config: Config, world_size: int, machine: Machine, vocab_size: in
 
 
 def _fewest_again(config: Config, num_blocks: int, fits: Callable[[Config], bool]) -> list[str]:
-    """The fewest blocks of each stage that have to be made again, where all of them are enough; nothing where it takes
-    all."""
+    """The fewest blocks of each stage that have to be made again, where so many, which are all, are enough; nothing
+    where it takes all."""
     least, most = 1, num_blocks
     while least < most:
         middle = (least + most) // 2

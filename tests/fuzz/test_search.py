@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from megalite.config.schema import Config
 from megalite.config.validate import validate
 from megalite.errors import UserError
+from megalite.planner.estimate import Estimate
 from megalite.planner.machines import Machine, load_machine
 from megalite.planner.memory import on_device
 from megalite.planner.practice import OURS, Practice
@@ -69,6 +70,10 @@ def draw_machine(rng: random.Random) -> Machine:
     )
 
 
+def _figures(layout: Estimate | None) -> tuple[float, int] | None:
+    return None if layout is None else (layout.seconds, max(layout.memory))
+
+
 def test_random_searches(num_cases: int, request: pytest.FixtureRequest):
     """Against judging each layout; and nothing takes less than its bounds."""
     seed = request.config.getoption("--fuzz-seed") or 0
@@ -83,7 +88,8 @@ def test_random_searches(num_cases: int, request: pytest.FixtureRequest):
             (quickest,) = search(base, world_size, machine, top=1, practice=practice).best or (None,)
             assert [each.seconds for each in best] == sorted(each.seconds for each in expected)
             assert {max(each.memory) for each in best} == {max(each.memory) for each in expected}
-            assert quickest == (best[0] if best else None)
+            first = expected[0] if expected else None  # of the mesh that is quickest, if another one is leaner
+            assert _figures(quickest) == _figures(first)
         except AssertionError as error:
             failures.append(f"--fuzz-seed={seed}, search {number}, {world_size} ranks: {base}, {practice}:\n{error}")
     assert not failures, "\n\n".join(failures)

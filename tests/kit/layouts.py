@@ -22,16 +22,17 @@ def best_of_all(base: Config, world_size: int, machine: Machine, practice: Pract
     less than its bounds say."""
     bounds, found = Bounds(base, machine, None, practice), dict[Mesh, list[Estimate]]()
     model = fill_model(base.model, base.batch, None)
+    most = model.num_layers - (0 if model.num_predictions else 1)  # what predicts further is not among them
     for plain in layouts(base, model, world_size, machine, practice):
         fitting: Estimate | None = None
-        for layout in (plain, *_with_blocks_again(plain, model.num_layers, practice)):
+        for layout in (plain, *_with_blocks_again(plain, most, practice)):
             applied = layout.applied_to(base)
             try:
                 validate(applied, world_size)
             except ConfigError:
                 break
             overrides = layout.overrides(base)
-            if fitting is not None and layout.blocks_again < model.num_layers - 1:
+            if fitting is not None and layout.blocks_again < most:
                 continue
             judged = estimate(applied, world_size, machine, overrides=overrides, practice=practice)
             assert bounds.seconds(layout) <= judged.seconds * (1 + 1e-9), layout
@@ -47,8 +48,8 @@ def best_of_all(base: Config, world_size: int, machine: Machine, practice: Pract
     return best
 
 
-def _with_blocks_again(layout: Candidate, num_layers: int, practice: Practice) -> Iterator[Candidate]:
-    """The layout with ever more of its blocks made again, short of all."""
+def _with_blocks_again(layout: Candidate, most: int, practice: Practice) -> Iterator[Candidate]:
+    """The layout with ever more of its blocks made again."""
     if layout.may_make_some_again and practice.makes_some_again:
-        for count in range(1, num_layers):
+        for count in range(1, most + 1):
             yield replace(layout, blocks_again=count)
