@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-from megalite.architecture.architecture import Architecture
+from megalite.architecture.architecture import Architecture, BlockKind, BlockSpec
 from megalite.architecture.costs import (
     count_parameters,
     flops_per_token,
@@ -147,6 +147,16 @@ class RunPlan:
     def _blocks_by_stage(self) -> tuple[tuple[int, ...], ...]:
         ranges = [range(*bounds) for bounds in self.chunk_blocks]
         return tuple(tuple(index for chunk in mine for index in ranges[chunk]) for mine in self._chunks_by_stage)
+
+    @cached_property
+    def block_kinds(self) -> list[BlockKind]:
+        """The kind of each block of the model, first to last."""
+        return self.model.kinds()
+
+    @cached_property
+    def block_specs(self) -> dict[BlockKind, BlockSpec]:
+        """Of each kind, how its blocks are."""
+        return {kind: self.model.block_of(kind) for kind in dict.fromkeys(self.block_kinds)}
 
     def cuts_of(self, stage: int) -> int:
         """Borders of a stage's chunks with chunks of other stages: over each goes a stream, and its gradient back."""

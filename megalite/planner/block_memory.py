@@ -220,13 +220,15 @@ def _of_adapters(plan: RunPlan) -> int:
 
 def kinds_of(plan: RunPlan, blocks: Iterable[int]) -> list[BlockKind]:
     """Kinds of blocks by their numbers, those that predict further behind the model's, like its last."""
-    kinds = plan.model.kinds()
+    kinds = plan.block_kinds
     return [kinds[min(index, len(kinds) - 1)] for index in blocks]
 
 
-def blocks_among(plan: RunPlan, blocks: Iterable[int]) -> list[BlockSpec]:
+def blocks_among(plan: RunPlan, blocks: Sequence[int]) -> list[BlockSpec]:
     """One of each kind among blocks."""
-    return [plan.model.block_of(kind) for kind in set(kinds_of(plan, blocks))]
+    if len(plan.block_specs) == 1:
+        return list(plan.block_specs.values()) if blocks else []
+    return [plan.block_specs[kind] for kind in set(kinds_of(plan, blocks))]
 
 
 def _predicting(plan: RunPlan) -> range:
@@ -243,7 +245,7 @@ def _around_prediction(config: Config, plan: RunPlan) -> int:
     return 3 * (wide + normalised) + 2 * a * stream
 
 
-def in_mlp(config: Config, plan: RunPlan, blocks: Iterable[int]) -> int:
+def in_mlp(config: Config, plan: RunPlan, blocks: Sequence[int]) -> int:
     """Inside the widest of some MLPs: gradients, which compiled blocks have in place of what is brought back, of
     experts those of what they put out, before and after it is weighed; and what it keeps, where it takes a chunk of
     tokens at a time."""
@@ -262,7 +264,7 @@ def in_mlp(config: Config, plan: RunPlan, blocks: Iterable[int]) -> int:
     return min((chunk or tokens) * pieces, tokens) * widest
 
 
-def in_attention(config: Config, plan: RunPlan, blocks: Iterable[int], practice: Practice = OURS) -> int:
+def in_attention(config: Config, plan: RunPlan, blocks: Sequence[int], practice: Practice = OURS) -> int:
     """Of a token, what a block has when what its MLP kept is gone: its gradients in the norm before it, of
     context-parallel ranks, of scores where these are written, or halves of queries and keys while they are rotated,
     where the norm's is gone too."""

@@ -12,7 +12,7 @@ as quick as the quickest, as far as this clock can tell, the one that takes the 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import inf
 from operator import itemgetter
 from typing import NamedTuple
@@ -143,6 +143,8 @@ class _Judge:
     machine: Machine
     vocab_size: int | None
     practice: Practice
+    legal: set[Candidate] = field(default_factory=set)
+    """That are known to be: whatever is made again."""
 
     def judged(self, layout: Candidate) -> Estimate | ConfigError:
         """Whether it fits or not; or why it is refused."""
@@ -161,35 +163,27 @@ class _Judge:
 
     def fitted(self, layout: Candidate) -> _Fitted | None:
         """One that is legal and fits."""
-        try:
-            self._checked(layout)
-        except ConfigError:
-            return None
-        return self._fitted(layout)
+        return self._fitted(layout) if self._is_legal(layout) else None
 
     def with_fewest_again(
         self, layout: Candidate, most: int, seconds: Callable[[Candidate], float], limit: float
     ) -> _Fitted | None:
         """A layout with as few blocks made again as it fits with: at least as many as it has, at most so many. None
         where it is refused or does not fit even then, or one with too few takes so many seconds or more by its bound.
+        Tried are ever larger steps until one fits, and then what lies between.
         """
 
-        def with_again(count: int) -> Candidate:
-            return replace(layout, blocks_again=count)
-
-        if found := self.fitted(layout):
-            return found
-        least = layout.blocks_again + 1
-        if least > most or seconds(with_again(least)) >= limit or (found := self.fitted(with_again(most))) is None:
+        if not self._is_legal(layout):
             return None
-        while least < most:
-            middle = (least + most) // 2
-            if fewer := self._fitted(with_again(middle)):
-                found, most = fewer, middle
-            elif seconds(with_again(middle + 1)) >= limit:
+        found, least, step = None, layout.blocks_again, 1
+        while least <= most:
+            if seconds(replace(layout, blocks_again=least)) >= limit:
                 return None
+            tried = min(least + step - 1, most) if found is None else (least + most) // 2
+            if fitted := self._fitted(replace(layout, blocks_again=tried)):
+                found, most = fitted, tried - 1
             else:
-                least = middle + 1
+                least, step = tried + 1, 2 * step
         return found
 
     def timed(self, fitted: _Fitted, limit: float) -> Estimate | None:
@@ -204,6 +198,16 @@ class _Judge:
             practice=self.practice,
             below=limit,
         )
+
+    def _is_legal(self, layout: Candidate) -> bool:
+        plain = replace(layout, blocks_again=0)
+        if plain not in self.legal:
+            try:
+                self._checked(layout)
+            except ConfigError:
+                return False
+            self.legal.add(plain)
+        return True
 
     def _checked(self, layout: Candidate) -> Config:
         config = layout.applied_to(self.base)
