@@ -171,8 +171,10 @@ class _Judge:
         """A layout with as few blocks made again as it fits with: at least as many as it has, at most so many. None
         where it is refused or does not fit even then, or one with too few takes so many seconds or more by its bound.
         Tried are ever larger steps until one fits, and then what lies between.
-        """
 
+        Args:
+            seconds: that a layout takes at least.
+        """
         if not self._is_legal(layout):
             return None
         found, least, step = None, layout.blocks_again, 1

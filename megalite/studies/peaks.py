@@ -60,6 +60,7 @@ def peak(device: torch.device, name: str) -> float:
 
 
 def _fp8_peak(device: torch.device, size: int) -> float:
+    """FLOP/s of the fastest of a few square products."""
     one = torch.ones(1, 1, device=device)
     left, right = (
         Quantised(torch.randn(size, size, device=device).to(torch.float8_e4m3fn), one, (None, None)) for _ in range(2)

@@ -24,7 +24,7 @@ from statistics import median
 from typing import Any
 
 from arguments import count, names_of, out_file
-from plan_seconds import CONFIG, MIDDLE, SMALL, VOCAB, WIDE, megalite
+from plan_seconds import ALWAYS, CONFIG, MIDDLE, SMALL, VOCAB, WIDE, megalite
 
 from megalite.config.load import load_config
 from megalite.config.plan import default_world_size, make_plan
@@ -34,14 +34,6 @@ from megalite.planner.process import process_bytes
 from megalite.train.fork_server import RANK_MEMORY
 
 STEPS = 12
-ALWAYS = (
-    "schedule.warmup_steps=2",
-    "train.device=cpu",
-    "train.eval_every=null",
-    "train.compile=off",
-    "checkpoint.every=null",
-    "monitor.log_every=1",
-)
 NARROW = (128, 384, 4)
 """Hidden size, MLP width, heads; the others are those of the benchmark of seconds."""
 FORKED = """
@@ -184,9 +176,8 @@ def measured(case: Case, steps: int) -> list[int]:
 
 def planned_tensors(config: Config) -> int:
     """Bytes at the peak of a step, on the first rank."""
-    return memory_by_stage(config, make_plan(config, default_world_size(config), config.model.vocab_size or VOCAB))[
-        0
-    ].total
+    plan = make_plan(config, default_world_size(config), config.model.vocab_size or VOCAB)
+    return memory_by_stage(config, plan)[0].total
 
 
 def compare(names: list[str], steps: int, base: int) -> Iterator[dict[str, Any]]:

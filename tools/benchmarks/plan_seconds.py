@@ -42,7 +42,6 @@ APART = 0.1
 CALIBRATIONS = 4
 """Of a width on so many ranks, at most, in a pass over the configs."""
 ALWAYS = (
-    f"train.steps={STEPS}",
     "schedule.warmup_steps=2",
     "train.device=cpu",
     "train.eval_every=null",
@@ -87,6 +86,7 @@ class Case:
         return (
             *(f"{name}.{key}={value}" for name, each in sections for key, value in each.items()),
             *self.others,
+            f"train.steps={STEPS}",
             *ALWAYS,
         )
 
